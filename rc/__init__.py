@@ -1,0 +1,1 @@
+"""RolloutCore: live weight updates for vLLM engines, version-pure and on the record."""
