@@ -30,12 +30,14 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         boot: Identifies the server process; another value means it was restarted.
         label: The weight version label that the engine attests.
         paused: Whether its scheduler is paused.
+        gone: Whether nothing listens at its address any more; False also where that is not known.
         problem: Why something could not be read.
     """
 
     boot: str | None = None
     label: str | None = None
     paused: bool | None = None
+    gone: bool = False
     problem: str | None = None
 
 

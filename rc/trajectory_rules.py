@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 from rc.errors import InvalidTrajectory
 from rc.events.types import Turn
 
 __all__ = ("check_shape", "contradiction")
+
+_UNKNOWN_LOGPROB = -9999.0
+"""What vLLM writes where a logprob is NaN or minus infinity."""
 
 
 def check_shape(rollout: str, turns: tuple[Turn, ...]) -> None:
@@ -22,8 +23,8 @@ def check_shape(rollout: str, turns: tuple[Turn, ...]) -> None:
         where = f"rollout {rollout}, turn {number}"
         if turn.logprobs and len(turn.logprobs) != len(turn.token_ids):
             raise InvalidTrajectory(f"{where}: {len(turn.logprobs)} logprobs for {len(turn.token_ids)} tokens")
-        if not all(math.isfinite(logprob) and logprob <= 0.0 for logprob in turn.logprobs):
-            raise InvalidTrajectory(f"{where}: a logprob is positive or not finite")
+        if not all(_UNKNOWN_LOGPROB < logprob <= 0.0 for logprob in turn.logprobs):
+            raise InvalidTrajectory(f"{where}: a logprob is positive, not finite, or vLLM's stand-in for NaN")
 
 
 def contradiction(label: str, turns: tuple[Turn, ...]) -> str | None:

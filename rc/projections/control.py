@@ -7,6 +7,7 @@ and for recovery.
 from __future__ import annotations
 
 import hashlib
+from typing import Final
 
 import immutables
 import msgspec
@@ -31,7 +32,11 @@ from rc.projections.engines import EngineEvent, EngineState, advance
 from rc.projections.rollouts import Rollouts
 from rc.versions import WeightIdentity, version_label
 
-__all__ = ("ControlState", "Publication", "Update", "evolve", "state_digest")
+__all__ = ("CHECKPOINTS", "ControlState", "Publication", "Update", "evolve", "state_digest")
+
+
+CHECKPOINTS: Final = frozenset({"controller_started", "committed", "update_abandoned", "tainted"})
+"""Kinds of event after which the journal stores the state's digest, for replay to check itself against."""
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True):

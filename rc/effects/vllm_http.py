@@ -1,0 +1,395 @@
+"""The stock vLLM server over HTTP: dev-mode control routes of an unmodified vLLM, and token-in token-out generation.
+
+What rc relies on, by vLLM 0.32: ``/pause``, ``/resume``, ``/is_paused``, ``/reset_*_cache``, ``/weight_info``,
+``/update_weight_version`` and the weight-update routes exist in dev mode only; ``/inference/v1/generate`` needs
+``--enable-scale-out``; ``/metrics`` carries the start time of the server process, which is how a restart shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+import anyio
+import msgspec
+
+from rc.effects.protocol import (
+    EngineFacts,
+    Failed,
+    GenerateRequest,
+    Generation,
+    Ok,
+    Outcome,
+    Refused,
+    Unknown,
+)
+from rc.errors import EngineUnreachable
+from rc.events.types import Span
+from rc.evidence import Observation
+
+__all__ = ("DEADLINES_S", "VllmHttpEngine")
+
+DEADLINES_S: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        # Reading state takes milliseconds; while a utility call blocks the engine it takes as long as that call.
+        "look": 10.0,
+        # Pause, resume, labels and cache resets take milliseconds; pausing also waits for the step that is running.
+        "control": 60.0,
+        # Weights: bounded by the transfer's own deadline, which is shorter; this one is the last resort.
+        "weights": 600.0,
+        # One completion; the longest rollouts in the field take minutes.
+        "generate": 1800.0,
+    }
+)
+
+_MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Largest answer that is read: 100,000 tokens with logprobs are about 10 MB."""
+
+_BOOT_METRIC = b"process_start_time_seconds "
+
+_DEV_MODE = "start the server with VLLM_SERVER_DEV_MODE=1, and keep its port private: these routes ask for no key"
+
+
+class VllmHttpEngine:
+    """One vLLM server.
+
+    Args:
+        url: Its address, e.g. ``http://127.0.0.1:8000``.
+        api_key: Sent as a bearer token where given.
+        deadlines_s: Overrides of `DEADLINES_S`.
+        name: Its name in the journal. Default: the URL.
+
+    Raises:
+        EngineUnreachable: If the URL is not one of an HTTP server.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        deadlines_s: Mapping[str, float] | None = None,
+        name: str | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise EngineUnreachable(f"{url!r} is not the URL of a server; it looks like http://127.0.0.1:8000")
+        self.url = url.rstrip("/")
+        self._name = name or self.url
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._deadlines_s = {**DEADLINES_S, **(deadlines_s or {})}
+        self._session: aiohttp.ClientSession | None = None
+        self._model = ""
+
+    @property
+    def name(self) -> str:
+        """The engine's name in the journal."""
+        return self._name
+
+    async def aclose(self) -> None:
+        """Close connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    # ------------------------------------------------------------------ looking
+
+    async def probe(self) -> EngineFacts:
+        """Find out what answers and what it can do.
+
+        Raises:
+            EngineUnreachable: Nothing answers, or it is not a vLLM.
+        """
+        version = await self._json("GET", "/version", "look")
+        models = await self._json("GET", "/v1/models", "look")
+        match version, models:
+            case Ok({"version": str(vllm)}), Ok({"data": [{"id": str(model)} as served, *_]}):
+                self._model = model
+            case (Refused(status=401), _) | (_, Refused(status=401)):
+                raise EngineUnreachable(f"{self.url} asks for an API key; pass api_key (RC_API_KEY for the command line)")
+            case (Refused() | Failed() | Unknown() as problem, _):
+                raise EngineUnreachable(f"no vLLM answers at {self.url}: {problem.message}")
+            case _:
+                raise EngineUnreachable(f"what answers at {self.url} is not a vLLM server (/version and /v1/models differ)")
+        return EngineFacts(
+            vllm=vllm,
+            model=model,
+            model_root=str(served.get("root") or ""),
+            max_model_len=int(served.get("max_model_len") or 0),
+            profile="stock",
+            missing=await self._missing(),
+            exposed=await self._exposed(),
+        )
+
+    async def _missing(self) -> tuple[str, ...]:
+        missing: list[str] = []
+        for path in ("/is_paused", "/weight_info"):
+            outcome = await self._json("GET", path, "look")
+            if not isinstance(outcome, Ok):
+                missing.append(f"{path} does not answer ({outcome.message}): {_DEV_MODE}")
+        # An empty request is never valid: where the route is on, it is rejected as such.
+        generate = await self._json("POST", "/inference/v1/generate", "look", json={})
+        if isinstance(generate, Refused) and generate.status in (403, 404):
+            missing.append("/inference/v1/generate is off: start the server with --enable-scale-out")
+        if (await self._boot())[0] is None:
+            missing.append("/metrics gives no process_start_time_seconds, so that a restart would go unnoticed")
+        return tuple(missing)
+
+    async def _exposed(self) -> tuple[str, ...]:
+        exposed: list[str] = []
+        async with aiohttp.ClientSession() as stranger:
+            outcome = await self._request(stranger, "GET", "/is_paused", self._deadlines_s["look"], None, {})
+        if isinstance(outcome, Ok):
+            exposed.append("control routes (/pause, /update_weights, ...) answer without a key: keep the port private")
+        host = urlsplit(self.url).hostname or ""
+        if isinstance(outcome, Ok) and host not in ("127.0.0.1", "localhost", "::1"):
+            exposed.append(f"and {host} is not a loopback address, so others may reach them")
+        return tuple(exposed)
+
+    async def observe(self) -> Observation:
+        """Read label, pause state and boot without changing anything.
+
+        The boot comes last: if it is the expected one, the answers before it came from that process too.
+        """
+        label = await self._json("GET", "/weight_info", "look")
+        paused = await self._json("GET", "/is_paused", "look")
+        boot, boot_problem = await self._boot()
+        problems = [outcome.message for outcome in (label, paused) if not isinstance(outcome, Ok)]
+        if boot_problem is not None:
+            problems.append(boot_problem.message)
+        unreached = [isinstance(outcome, Refused) and outcome.status is None for outcome in (label, paused, boot_problem)]
+        return Observation(
+            boot=boot,
+            label=_field(label, "weight_version", str),
+            paused=_field(paused, "is_paused", bool),
+            gone=all(unreached),
+            problem="; ".join(dict.fromkeys(problems)) or None,
+        )
+
+    async def _boot(self) -> tuple[str | None, Refused | Failed | Unknown | None]:
+        outcome = await self._bytes("GET", "/metrics", "look")
+        if not isinstance(outcome, Ok):
+            return None, outcome
+        for line in outcome.value.splitlines():
+            if line.startswith(_BOOT_METRIC):
+                return line.removeprefix(_BOOT_METRIC).decode(errors="replace").strip(), None
+        return None, Failed("/metrics has no process_start_time_seconds")
+
+    # ------------------------------------------------------------------ controlling
+
+    async def pause(self) -> Outcome[None]:
+        """Pause generation; in-flight requests are aborted, caches are left for the explicit resets."""
+        return _done(await self._json("POST", "/pause?mode=abort&clear_cache=false", "control"))
+
+    async def resume(self) -> Outcome[None]:
+        """Generate again."""
+        return _done(await self._json("POST", "/resume", "control"))
+
+    async def reset_prefix_cache(self) -> Outcome[bool]:
+        """Reset the prefix cache; vLLM answers 200 also where it did not, so its word is the value."""
+        outcome = await self._json("POST", "/reset_prefix_cache", "control")
+        if not isinstance(outcome, Ok):
+            return outcome
+        success = _field(outcome, "success", bool)
+        return Failed("/reset_prefix_cache did not say whether it succeeded") if success is None else Ok(success)
+
+    async def reset_multimodal_cache(self) -> Outcome[None]:
+        """Reset the multimodal processor caches."""
+        return _done(await self._bytes("POST", "/reset_mm_cache", "control"))
+
+    async def reset_encoder_cache(self) -> Outcome[None]:
+        """Reset the encoder cache."""
+        return _done(await self._bytes("POST", "/reset_encoder_cache", "control"))
+
+    async def set_label(self, label: str) -> Outcome[None]:
+        """Attest this version from now on."""
+        return _done(await self._json("POST", "/update_weight_version", "control", json={"new_version": label}))
+
+    # ------------------------------------------------------------------ weight update routes
+
+    async def world_size(self) -> Outcome[int]:
+        """Number of worker ranks that take part in a weight transfer."""
+        outcome = await self._json("GET", "/get_world_size", "look")
+        if not isinstance(outcome, Ok):
+            return outcome
+        size = _field(outcome, "world_size", int)
+        return Failed("/get_world_size gave no world_size") if size is None else Ok(size)
+
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> Outcome[None]:
+        """Have every worker join the transfer group."""
+        body = {"init_info": init_info}
+        return _done(await self._json("POST", "/init_weight_transfer_engine", "weights", json=body))
+
+    async def shutdown_weight_transfer_engine(self) -> Outcome[None]:
+        """Have every worker leave the transfer group."""
+        return _done(await self._json("POST", "/shutdown_weight_transfer_engine", "control"))
+
+    async def start_weight_update(self) -> Outcome[None]:
+        """Begin a weight update; from here on the engine's weights are in flux."""
+        return _done(await self._json("POST", "/start_weight_update", "weights"))
+
+    async def update_weights(self, update_info: Any) -> Outcome[None]:
+        """Receive weights; blocks while the sender sends."""
+        body = {"update_info": update_info}
+        return _done(await self._json("POST", "/update_weights", "weights", json=body))
+
+    async def finish_weight_update(self, label: str) -> Outcome[None]:
+        """End a weight update and attest ``label`` from then on."""
+        body = {"weight_version": label}
+        return _done(await self._json("POST", "/finish_weight_update", "weights", json=body))
+
+    # ------------------------------------------------------------------ generating
+
+    async def generate(self, request: GenerateRequest) -> Outcome[Generation]:
+        """Sample one completion with the logprob of each sampled token."""
+        body = {
+            "model": self._model or None,
+            "token_ids": list(request.prompt_token_ids),
+            "sampling_params": {"logprobs": 0, "detokenize": False, **request.sampling},
+            "cache_salt": request.cache_salt,
+            "stream": False,
+        }
+        headers = {"X-Request-Id": request.request}
+        outcome = await self._json("POST", "/inference/v1/generate", "generate", json=body, headers=headers)
+        if not isinstance(outcome, Ok):
+            return outcome
+        try:
+            answer = msgspec.convert(outcome.value, _Answer)
+        except msgspec.ValidationError as error:
+            return Failed(f"/inference/v1/generate answered something else than a completion: {error}")
+        return answer.generation()
+
+    # ------------------------------------------------------------------ HTTP
+
+    async def _json(
+        self, method: str, path: str, deadline: str, *, json: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Outcome[Any]:
+        outcome = await self._bytes(method, path, deadline, json=json, headers=headers)
+        if not isinstance(outcome, Ok):
+            return outcome
+        try:
+            return Ok(msgspec.json.decode(outcome.value))
+        except msgspec.DecodeError:
+            return Failed(f"{path} answered something that is not JSON")
+
+    async def _bytes(
+        self, method: str, path: str, deadline: str, *, json: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Outcome[bytes]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        sent = {**self._headers, **(headers or {})}
+        return await self._request(self._session, method, path, self._deadlines_s[deadline], json, sent)
+
+    async def _request(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        path: str,
+        deadline_s: float,
+        json: Any,
+        headers: Mapping[str, str],
+    ) -> Outcome[bytes]:
+        """Make one call and translate whatever happens into an outcome; nothing but cancellation is raised."""
+        where = path.partition("?")[0]
+        try:
+            with anyio.fail_after(deadline_s):
+                timeout = aiohttp.ClientTimeout(total=None)
+                async with session.request(
+                    method, self.url + path, json=json, headers=headers, timeout=timeout, allow_redirects=False
+                ) as response:
+                    content = await response.content.read(_MAX_ANSWER_BYTES + 1)
+                    while not response.content.at_eof() and len(content) <= _MAX_ANSWER_BYTES:
+                        content += await response.content.read(_MAX_ANSWER_BYTES + 1 - len(content))
+        except TimeoutError:
+            return Unknown(f"{where} gave no answer within {deadline_s:g} s")
+        except aiohttp.ClientConnectorError as error:
+            return Refused(f"{where} could not be reached: {error.strerror or error}")
+        except (aiohttp.ClientError, OSError) as error:
+            return Unknown(f"{where}: the connection broke while waiting ({type(error).__name__}: {error})")
+        if len(content) > _MAX_ANSWER_BYTES:
+            return Failed(f"{where} answered more than {_MAX_ANSWER_BYTES} bytes", response.status)
+        if response.status < 300:
+            return Ok(content)
+        message = f"{where} answered {response.status}: {_error_text(content)}"
+        return Failed(message, response.status) if response.status >= 500 else Refused(message, response.status)
+
+
+class _TokenLogprob(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_TokenLogprob] | None = None
+
+
+class _VersionSpan(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int]
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+    weight_versions: list[_VersionSpan] | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Answer(msgspec.Struct):
+    """The part of vLLM's generate response that rc reads."""
+
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+    def generation(self) -> Outcome[Generation]:
+        if len(self.choices) != 1:
+            return Failed(f"/inference/v1/generate answered {len(self.choices)} choices; rollouts have one (n=1)")
+        choice = self.choices[0]
+        content = (choice.logprobs.content if choice.logprobs else None) or []
+        if [entry.token_id for entry in content] != choice.token_ids:
+            return Failed("/inference/v1/generate gave logprobs of other tokens than it sampled")
+        details = self.usage.prompt_tokens_details if self.usage else None
+        return Ok(
+            Generation(
+                token_ids=tuple(choice.token_ids),
+                logprobs=tuple(entry.logprob for entry in content),
+                spans=tuple(
+                    Span(label=span.version, start=span.start, end=span.end) for span in choice.weight_versions or ()
+                ),
+                finish_reason=choice.finish_reason,
+                cached_tokens=details.cached_tokens if details else None,
+            )
+        )
+
+
+def _done(outcome: Outcome[Any]) -> Outcome[None]:
+    return Ok(None) if isinstance(outcome, Ok) else outcome
+
+
+def _field(outcome: Outcome[Any], name: str, kind: type) -> Any:
+    value = outcome.value.get(name) if isinstance(outcome, Ok) and isinstance(outcome.value, dict) else None
+    return value if isinstance(value, kind) else None
+
+
+def _error_text(content: bytes) -> str:
+    """The message inside an error body of vLLM or FastAPI, or the body's beginning."""
+    try:
+        body = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return content[:300].decode(errors="replace")
+    match body:
+        case {"error": {"message": str(message)}} | {"error": str(message)} | {"detail": str(message)}:
+            return message
+    return content[:300].decode(errors="replace")
