@@ -6,6 +6,8 @@ news is an event too (`update_abandoned`, `tainted`, `engine_lost`). What each r
 
 from __future__ import annotations
 
+import math
+
 from rc.commands import (
     AbandonUpdate,
     AbortRollouts,
@@ -24,19 +26,22 @@ from rc.errors import (
     EngineUnreachable,
     EngineUnsuitable,
     IllegalTransition,
+    InvalidTrajectory,
     InvalidWeights,
     NotAdmitted,
+    RolloutCoreError,
     UnknownRollout,
     UpdateInProgress,
 )
 from rc.events import types as events
 from rc.events.types import Event
+from rc.evidence import LookReport
 from rc.judge import judge, lose_engine, reconcile, taint
 from rc.lifecycle import IN_FLIGHT, Phase
 from rc.projections.control import ControlState
 from rc.projections.engines import EngineState
 from rc.projections.rollouts import ActiveRollout
-from rc.trajectory_rules import check_shape, contradiction
+from rc.trajectory_rules import check_shape, contradiction, fully_attested
 from rc.versions import parse_version_label, version_label
 
 __all__ = ("UNPUBLISHED_LABEL", "decide")
@@ -74,15 +79,16 @@ def decide(state: ControlState, command: Command) -> tuple[Event, ...]:
 
 
 def _start_controller(state: ControlState, command: StartController) -> tuple[Event, ...]:
+    if command.epoch <= state.epoch:
+        offered = f"the journal (offered epoch {command.epoch})"
+        raise IllegalTransition("controller_started", f"at epoch {state.epoch}", offered)
     started = events.ControllerStarted(at=command.at, controller=command.controller, epoch=command.epoch)
     reason = "its controller ended without closing"
     aborted = (_abort(rollout, command.at, reason) for _, rollout in sorted(state.rollouts.active.items()))
     return (started, *aborted)
 
 
-def _abort(
-    rollout: ActiveRollout, at: float, reason: str, turns: tuple[events.Turn, ...] = ()
-) -> events.AbortRollout:
+def _abort(rollout: ActiveRollout, at: float, reason: str, turns: tuple[events.Turn, ...] = ()) -> events.AbortRollout:
     return events.AbortRollout(
         at=at, rollout=rollout.rollout, engine=rollout.engine, version=rollout.version, reason=reason, turns=turns
     )
@@ -94,10 +100,12 @@ def _join_engine(state: ControlState, command: JoinEngine) -> tuple[Event, ...]:
         raise EngineUnreachable(f"engine {command.engine} cannot be read: {observed.problem or 'no reason given'}")
     if engine.phase is not Phase.ABSENT and observed.boot == engine.boot:
         return _rejoin(state, engine, command)
-    _check_joinable(state, command, observed.label, paused=observed.paused)
-    lost: tuple[Event, ...] = ()
-    if engine.phase is not Phase.ABSENT:
-        lost = lose_engine(state, engine, command.at, "its server process was restarted", gone=True)
+    lost = lose_engine(state, engine, command.at, "its server process was restarted", gone=True)
+    unsuitable = _unsuitable(state, command, observed.label, paused=observed.paused)
+    if unsuitable is not None:
+        if lost:
+            return lost  # the process that was known has ended, whatever is wrong with the new one: asking again tells
+        raise unsuitable
     joined = events.EngineJoined(
         at=command.at,
         engine=command.engine,
@@ -109,22 +117,32 @@ def _join_engine(state: ControlState, command: JoinEngine) -> tuple[Event, ...]:
         max_model_len=command.max_model_len,
         manifest_digest=command.manifest_digest,
     )
+    if observed.boot in engine.tainted_boots:
+        # Two processes take turns behind one address: what is in doubt about this one stays in doubt.
+        tainted = events.Tainted(
+            at=command.at,
+            engine=command.engine,
+            reason="this server process was TAINTED before",
+            evidence=LookReport(observed=observed),
+        )
+        return (*lost, joined, tainted)
     return (*lost, joined)
 
 
-def _check_joinable(state: ControlState, command: JoinEngine, label: str, *, paused: bool) -> None:
+def _unsuitable(state: ControlState, command: JoinEngine, label: str, *, paused: bool) -> EngineUnsuitable | None:
     version = parse_version_label(label)
     known = version is not None and version < state.next_version
     if label != UNPUBLISHED_LABEL and not known:
-        raise EngineUnsuitable(
+        return EngineUnsuitable(
             f"engine {command.engine} attests weight version {label!r}, which this journal never published: another "
             f"controller uses it, or this is not that engine's journal. Open the right journal, or restart the engine"
         )
     if paused:
-        raise EngineUnsuitable(
+        return EngineUnsuitable(
             f"engine {command.engine} is paused, and not by this controller. If nobody is updating it, POST /resume "
             f"to it or restart it, then join again"
         )
+    return None
 
 
 def _rejoin(state: ControlState, engine: EngineState, command: JoinEngine) -> tuple[Event, ...]:
@@ -143,8 +161,8 @@ def _rejoin(state: ControlState, engine: EngineState, command: JoinEngine) -> tu
 def _admit(state: ControlState, command: AdmitRollout) -> tuple[Event, ...]:
     if command.rollout in state.rollouts.active:
         raise NotAdmitted(f"a rollout {command.rollout} is already active; ids must be unique", transient=False)
-    if not command.lease_s > 0:
-        raise NotAdmitted(f"a lease must be longer than 0 s, not {command.lease_s}", transient=False)
+    if not (command.lease_s > 0 and math.isfinite(command.lease_s)):
+        raise NotAdmitted(f"a lease must be longer than 0 s and end some day, not {command.lease_s}", transient=False)
     if state.published is None:
         raise _no_engine(state)
     version = state.published.version
@@ -158,11 +176,12 @@ def _admit(state: ControlState, command: AdmitRollout) -> tuple[Event, ...]:
     return (admitted,)
 
 
-def _no_engine(state: ControlState) -> Exception:
-    for engine in state.engines.values():
+def _no_engine(state: ControlState) -> RolloutCoreError:
+    engines = [state.engines[name] for name in sorted(state.engines)]
+    for engine in engines:
         if engine.phase in IN_FLIGHT:
             return NotAdmitted(f"engine {engine.engine} is {engine.phase.name} in an update", transient=True)
-    for engine in state.engines.values():
+    for engine in engines:
         if engine.phase is Phase.TAINTED:
             return EngineTainted(engine.engine, engine.taint or "reason unknown")
         if engine.phase is Phase.JOINED:
@@ -184,13 +203,16 @@ def _active(state: ControlState, rollout: str) -> ActiveRollout:
 def _end_rollout(state: ControlState, command: EndRollout) -> tuple[Event, ...]:
     rollout = _active(state, command.rollout)
     check_shape(rollout.rollout, command.turns)
+    engine = state.engine(rollout.engine)
     wrong = contradiction(version_label(rollout.version), command.turns)
     if wrong is not None:
         aborted = _abort(rollout, command.at, f"version mismatch: {wrong}", command.turns)
-        engine = state.engine(rollout.engine)
         if engine.phase is Phase.TAINTED:
             return (aborted,)
         return (aborted, *taint(state, engine, command.at, f"rollout {rollout.rollout}: {wrong}"))
+    if engine.phase is Phase.TAINTED and not fully_attested(command.turns):
+        reason = f"its engine is TAINTED ({engine.taint}), and the engine did not attest which weights sampled it"
+        return (_abort(rollout, command.at, reason, command.turns),)
     finished = events.FinishRollout(
         at=command.at, rollout=rollout.rollout, engine=rollout.engine, version=rollout.version, turns=command.turns
     )
@@ -198,7 +220,9 @@ def _end_rollout(state: ControlState, command: EndRollout) -> tuple[Event, ...]:
 
 
 def _abort_rollouts(state: ControlState, command: AbortRollouts) -> tuple[Event, ...]:
-    rollouts = [_active(state, rollout) for rollout in command.rollouts]
+    rollouts = [_active(state, rollout) for rollout in dict.fromkeys(command.rollouts)]
+    if command.turns and len(rollouts) != 1:
+        raise InvalidTrajectory(f"turns belong to one rollout, and {len(rollouts)} are to be aborted with them")
     return tuple(_abort(rollout, command.at, command.reason, command.turns) for rollout in rollouts)
 
 
@@ -212,7 +236,9 @@ def _start_update(state: ControlState, command: StartUpdate) -> tuple[Event, ...
                 f"({(engine.manifest_digest or '')[:12]}): names, dtypes or shapes differ"
             )
         if command.path == "adopt" and (state.published is not None or engine.label != UNPUBLISHED_LABEL):
-            raise EngineUnsuitable(f"engine {engine.engine} has served a published version; only a fresh one is adopted")
+            raise EngineUnsuitable(
+                f"engine {engine.engine} has served a published version; only a fresh one is adopted"
+            )
     requested = events.RequestUpdate(
         at=command.at,
         update=command.update,

@@ -38,13 +38,13 @@ def judge(state: ControlState, command: ReportEvidence) -> tuple[Event, ...]:
     """
     engine, evidence, at = state.engine(command.engine), command.evidence, command.at
     match engine.phase, evidence:
-        case (Phase.DRAINING | Phase.QUIESCED | Phase.UPDATING), LookReport() if engine.in_doubt:
+        case ((Phase.DRAINING | Phase.QUIESCED | Phase.UPDATING), LookReport()) if engine.in_doubt:
             return reconcile(state, engine, at, evidence.observed)
-        case Phase.DRAINING, PauseReport() if engine.active == 0:
+        case Phase.DRAINING, PauseReport() if engine.active == 0 and not engine.in_doubt:
             return _judge_pause(state, engine, at, evidence)
-        case Phase.QUIESCED, PreflightReport():
+        case Phase.QUIESCED, PreflightReport() if not engine.in_doubt:
             return _judge_preflight(state, engine, at, evidence)
-        case Phase.UPDATING, InstallReport():
+        case Phase.UPDATING, InstallReport() if not engine.in_doubt:
             return _judge_install(state, engine, at, evidence)
         case Phase.INVALIDATING, CacheReport():
             return _judge_caches(state, engine, at, evidence)
@@ -52,7 +52,8 @@ def judge(state: ControlState, command: ReportEvidence) -> tuple[Event, ...]:
             return _judge_validation(state, engine, at, evidence)
         case Phase.RESUMING, ResumeReport():
             return _judge_resume(state, engine, at, evidence)
-    raise IllegalTransition(f"evidence {type(evidence).__name__}", engine.phase.name, f"engine {engine.engine}")
+    doubt = " and in doubt" if engine.in_doubt else ""
+    raise IllegalTransition(type(evidence).__name__, f"{engine.phase.name}{doubt}", f"engine {engine.engine}")
 
 
 def _mismatch(engine: EngineState, observed: Observation, *, label: str, paused: bool) -> str | None:
@@ -69,7 +70,8 @@ def _mismatch(engine: EngineState, observed: Observation, *, label: str, paused:
 
 
 def _current(state: ControlState) -> Update:
-    assert state.update is not None, "phases of an update exist only while it is in progress"
+    if state.update is None:
+        raise IllegalTransition("evidence", "not in progress", "the update that it is about")
     return state.update
 
 
@@ -80,9 +82,27 @@ def _abandon_or_taint(
     observed = evidence.observed
     if observed.boot is not None and observed.boot != engine.boot:
         return lose_engine(state, engine, at, "its server process was restarted")
-    if observed.label is not None and observed.label != engine.label:
-        return taint(state, engine, at, f"attests {observed.label!r} where rc left {engine.label!r}", observed)
-    return (events.UpdateAbandoned(at=at, update=_current(state).update, reason=reason, evidence=evidence),)
+    if _relabelled(engine, observed):
+        return taint(state, engine, at, f"attests {observed.label!r} where rc left {engine.label!r}", evidence)
+    return _abandon(state, engine, at, reason, evidence)
+
+
+def _relabelled(engine: EngineState, observed: Observation) -> bool:
+    """Whether this very process attests a label that rc did not leave there."""
+    return observed.label is not None and observed.boot in (None, engine.boot) and observed.label != engine.label
+
+
+def _abandon(state: ControlState, engine: EngineState, at: float, reason: str, evidence: Evidence) -> tuple[Event, ...]:
+    """Give the update up for all of its members, or, where another one may have mutated already, this engine."""
+    update = _current(state)
+    if not _others_untouched(state, update, engine):
+        return taint(state, engine, at, f"{reason}, when other members had gone on to {update.update}", evidence)
+    return (events.UpdateAbandoned(at=at, update=update.update, reason=reason, evidence=evidence),)
+
+
+def _others_untouched(state: ControlState, update: Update, engine: EngineState) -> bool:
+    others = (state.engine(name) for name in update.engines if name != engine.engine)
+    return all(other.phase in (Phase.DRAINING, Phase.QUIESCED) for other in others)
 
 
 def _judge_pause(state: ControlState, engine: EngineState, at: float, report: PauseReport) -> tuple[Event, ...]:
@@ -92,9 +112,7 @@ def _judge_pause(state: ControlState, engine: EngineState, at: float, report: Pa
     return (events.Quiesced(at=at, update=_current(state).update, engine=engine.engine, evidence=report),)
 
 
-def _judge_preflight(
-    state: ControlState, engine: EngineState, at: float, report: PreflightReport
-) -> tuple[Event, ...]:
+def _judge_preflight(state: ControlState, engine: EngineState, at: float, report: PreflightReport) -> tuple[Event, ...]:
     wrong = report.problem or _mismatch(engine, report.observed, label=engine.label, paused=True)
     if wrong is not None:
         return _abandon_or_taint(state, engine, at, f"preflight: {wrong}", report)
@@ -112,12 +130,14 @@ def _judge_preflight(
 
 def _judge_install(state: ControlState, engine: EngineState, at: float, report: InstallReport) -> tuple[Event, ...]:
     update = _current(state)
+    if report.mutation == "none":
+        wrong = _mismatch(engine, report.observed, label=engine.label, paused=True)
+        if wrong is None:
+            return _abandon(state, engine, at, f"nothing was sent: {report.problem or 'no reason given'}", report)
+        return taint(state, engine, at, f"nothing was sent, but it {wrong}", report)
     wrong = _mismatch(engine, report.observed, label=version_label(update.target), paused=True)
     if wrong is None:
         return _installed(update, engine, at, report)
-    if report.mutation == "none" and _mismatch(engine, report.observed, label=engine.label, paused=True) is None:
-        reason = f"nothing was sent: {report.problem or 'no reason given'}"
-        return (events.UpdateAbandoned(at=at, update=update.update, reason=reason, evidence=report),)
     return taint(state, engine, at, f"install: {report.problem or wrong}", report)
 
 
@@ -155,16 +175,13 @@ def _judge_resume(state: ControlState, engine: EngineState, at: float, report: R
     update = state.update
     if wrong is not None:
         reason = f"resume: {report.problem or wrong}"
-        if update is not None:
+        if update is not None or _relabelled(engine, report.observed):
             return taint(state, engine, at, reason, report)
         return lose_engine(state, engine, at, reason)
     resumed = events.Resumed(at=at, update=engine.update or "", engine=engine.engine, evidence=report)
     if update is None or not _all_others_ready(state, update, engine):
         return (resumed,)
-    committed = events.Committed(
-        at=at, update=update.update, version=update.target, identity=update.identity, engines=update.engines
-    )
-    return (resumed, committed)
+    return (resumed, _committed(update, at, update.engines))
 
 
 def _all_others_ready(state: ControlState, update: Update, engine: EngineState) -> bool:
@@ -180,14 +197,18 @@ def reconcile(state: ControlState, engine: EngineState, at: float, observed: Obs
     """
     look = LookReport(observed=observed)
     if engine.phase in (Phase.DRAINING, Phase.QUIESCED):
-        reason = "its controller ended before anything was mutated"
+        reason = "its controller ended before weights were touched"
         return _abandon_or_taint(state, engine, at, reason, look)
     if engine.phase is Phase.UPDATING:
         update = _current(state)
         wrong = _mismatch(engine, observed, label=version_label(update.target), paused=True)
         if wrong is None:
             return _installed(update, engine, at, look)
-        return taint(state, engine, at, f"its controller ended while weights were being installed, and it {wrong}", look)
+        if update.path == "adopt" and _mismatch(engine, observed, label=engine.label, paused=True) is None:
+            return _abandon(state, engine, at, "its controller ended before the engine was labelled", look)
+        return taint(
+            state, engine, at, f"its controller ended while weights were being installed, and it {wrong}", look
+        )
     return ()
 
 
@@ -198,7 +219,23 @@ def taint(
     if isinstance(evidence, Observation):
         evidence = LookReport(observed=evidence)
     update = state.update.update if state.update and engine.engine in state.update.engines else None
-    return (events.Tainted(at=at, engine=engine.engine, reason=reason, update=update, evidence=evidence),)
+    tainted = events.Tainted(at=at, engine=engine.engine, reason=reason, update=update, evidence=evidence)
+    return (tainted, *_commit_without(state, engine, at))
+
+
+def _commit_without(state: ControlState, engine: EngineState, at: float) -> tuple[Event, ...]:
+    """Publish, if the engine that leaves was the last that its update waited for."""
+    update = state.update
+    if update is None or engine.engine not in update.engines or not _all_others_ready(state, update, engine):
+        return ()
+    left = tuple(name for name in update.engines if name != engine.engine)
+    return (_committed(update, at, left),) if left else ()
+
+
+def _committed(update: Update, at: float, members: tuple[str, ...]) -> events.Committed:
+    return events.Committed(
+        at=at, update=update.update, version=update.target, identity=update.identity, engines=members
+    )
 
 
 def lose_engine(
@@ -207,7 +244,8 @@ def lose_engine(
     """Record that the engine's process is no longer there.
 
     Its rollouts end. An update in which nothing has mutated is abandoned; in one where something may have, the engine is
-    tainted, and leaves only once its process is known to be another (``gone``).
+    tainted, and leaves only once its process is known to be another (``gone``). An update that has mutated other members
+    goes on without it.
     """
     if engine.phase is Phase.ABSENT:
         return ()
@@ -218,13 +256,17 @@ def lose_engine(
         return (*tainted, lost) if gone else tainted
     ended: list[Event] = [
         events.AbortRollout(
-            at=at, rollout=rollout.rollout, engine=rollout.engine, version=rollout.version, reason=f"engine lost: {reason}"
+            at=at,
+            rollout=rollout.rollout,
+            engine=rollout.engine,
+            version=rollout.version,
+            reason=f"engine lost: {reason}",
         )
         for _, rollout in sorted(state.rollouts.active.items())
         if rollout.engine == engine.engine
     ]
     if engine.phase is Phase.TAINTED:
         return (*ended, lost) if gone else tuple(ended)
-    if engine.phase in (Phase.DRAINING, Phase.QUIESCED):
+    if engine.phase in (Phase.DRAINING, Phase.QUIESCED) and _others_untouched(state, _current(state), engine):
         ended.append(events.UpdateAbandoned(at=at, update=_current(state).update, reason=f"engine lost: {reason}"))
-    return (*ended, lost)
+    return (*ended, lost, *_commit_without(state, engine, at))

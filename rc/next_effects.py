@@ -20,9 +20,9 @@ __all__ = (
     "InstallWeights",
     "LookAtEngine",
     "PauseEngine",
-    "RunPreflight",
     "ResetCaches",
     "ResumeEngine",
+    "RunPreflight",
     "ValidateEngine",
     "next_effects",
 )
@@ -76,9 +76,7 @@ class ResumeEngine(_Effect, frozen=True, kw_only=True):
     """Resume generation."""
 
 
-Effect = (
-    LookAtEngine | PauseEngine | RunPreflight | InstallWeights | ResetCaches | ValidateEngine | ResumeEngine
-)
+Effect = LookAtEngine | PauseEngine | RunPreflight | InstallWeights | ResetCaches | ValidateEngine | ResumeEngine
 
 
 def next_effects(state: ControlState) -> tuple[Effect, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rc.errors import InvalidTrajectory
 from rc.events.types import Turn
 
-__all__ = ("check_shape", "contradiction")
+__all__ = ("check_shape", "contradiction", "fully_attested")
 
 _UNKNOWN_LOGPROB = -9999.0
 """What vLLM writes where a logprob is NaN or minus infinity."""
@@ -36,10 +36,16 @@ def contradiction(label: str, turns: tuple[Turn, ...]) -> str | None:
         end = 0
         for span in turn.spans:
             if span.label != label:
-                return f"the engine attests {span.label!r} for tokens {span.start} to {span.end} of turn {number}, not {label!r}"
+                where = f"tokens {span.start} to {span.end} of turn {number}"
+                return f"the engine attests {span.label!r} for {where}, not {label!r}"
             if span.start != end or span.end < span.start:
                 return f"the engine's spans of turn {number} have a gap or an overlap at token {end}"
             end = span.end
         if turn.spans and end != len(turn.token_ids):
             return f"the engine's spans of turn {number} cover {end} of {len(turn.token_ids)} tokens"
     return None
+
+
+def fully_attested(turns: tuple[Turn, ...]) -> bool:
+    """Whether the engine itself said, for every sampled token, which weights sampled it."""
+    return bool(turns) and all(turn.spans or not turn.token_ids for turn in turns)

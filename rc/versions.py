@@ -18,6 +18,9 @@ __all__ = ("Manifest", "ParameterSpec", "WeightIdentity", "parse_version_label",
 
 _PREFIX = "rc-"
 
+_MAX_DIGITS = 18
+"""Of a version in a label: what 64 bits hold. A label with more digits is somebody else's, not a number to parse."""
+
 
 def version_label(version: int) -> str:
     """Name a version the way engines and people see it: ``7`` becomes ``"rc-7"``."""
@@ -27,7 +30,7 @@ def version_label(version: int) -> str:
 def parse_version_label(label: str) -> int | None:
     """Give the version that a label names, or None where the label is not one of ours (``"default"``)."""
     digits = label.removeprefix(_PREFIX)
-    if digits == label or not (digits.isascii() and digits.isdigit()):
+    if digits == label or not (digits.isascii() and digits.isdigit()) or len(digits) > _MAX_DIGITS:
         return None
     version = int(digits)
     return version if version_label(version) == label else None
@@ -109,7 +112,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         ours = {spec.name: spec for spec in self.parameters}
         theirs = {spec.name: spec for spec in expected.parameters}
         problems = [f"{name} is missing" for name in theirs if name not in ours]
-        problems += [f"{name} is not a parameter of the engine" for name in ours if name not in theirs | dict.fromkeys(optional)]
+        problems += [f"{name} is not a parameter of the engine" for name in ours.keys() - theirs.keys() - optional]
         for name in ours.keys() & theirs.keys():
             mine, other = ours[name], theirs[name]
             if mine.dtype != other.dtype:

@@ -284,9 +284,7 @@ EVENT_TYPES: dict[str, type[Event]] = {}
 
 def kind_of(event_type: type[_Event]) -> str:
     """Give the kind that a type is tagged with."""
-    tag = event_type.__struct_config__.tag
-    assert isinstance(tag, str)
-    return tag
+    return str(event_type.__struct_config__.tag)
 
 
 EVENT_TYPES.update((kind_of(event_type), event_type) for event_type in Event.__args__)

@@ -16,11 +16,19 @@ from rc.errors import IllegalTransition
 from rc.events.types import (
     AbortRollout,
     Admit,
+    BeginUpdate,
     Committed,
     ControllerStarted,
+    Drain,
+    EngineJoined,
+    EngineLost,
     Event,
     FinishRollout,
+    Installed,
+    Invalidated,
+    Quiesced,
     RequestUpdate,
+    Resumed,
     Tainted,
     UpdateAbandoned,
     UpdatePath,
@@ -82,7 +90,6 @@ def evolve(state: ControlState, event: Event) -> ControlState:
         IllegalTransition: If the event is not allowed in this state.
         UnknownRollout: If it ends a rollout that is not active.
     """
-    replace = msgspec.structs.replace
     match event:
         case ControllerStarted():
             return _start_controller(state, event)
@@ -92,17 +99,19 @@ def evolve(state: ControlState, event: Event) -> ControlState:
             return _commit(state, event)
         case UpdateAbandoned():
             return _abandon(state, event)
-        case Tainted():
-            return _taint(_move(state, event.engine, event), event)
+        case Tainted() | EngineLost():
+            return _drop_member(_move(state, event.engine, event), event.engine)
         case Admit():
             return _admit(state, event)
         case FinishRollout() | AbortRollout():
-            ended = replace(state, rollouts=rollout_fold.end(state.rollouts, event))
+            ended = msgspec.structs.replace(state, rollouts=rollout_fold.end(state.rollouts, event))
             return _move(ended, event.engine, event)
-        case Validated():
-            return _validate(_move(state, event.engine, event), event)
-        case _:
+        case EngineJoined():
             return _move(state, event.engine, event)
+        case Resumed():
+            return _resume(state, event)
+        case _:
+            return _step(state, event)
 
 
 def _move(state: ControlState, name: str, event: EngineEvent) -> ControlState:
@@ -136,8 +145,10 @@ def _request_update(state: ControlState, event: RequestUpdate) -> ControlState:
     if state.update is not None:
         raise IllegalTransition(event.kind, "in progress", f"update {state.update.update}")
     if event.target != state.next_version:
-        expected = version_label(state.next_version)
-        raise IllegalTransition(event.kind, f"awaiting {expected}", f"update {event.update} to rc-{event.target}")
+        expected, offered = version_label(state.next_version), version_label(event.target)
+        raise IllegalTransition(event.kind, f"at {expected} next", f"the journal (offered {offered})")
+    if not event.engines:
+        raise IllegalTransition(event.kind, "without members", f"update {event.update}")
     update = Update(
         update=event.update,
         target=event.target,
@@ -158,6 +169,8 @@ def _current_update(state: ControlState, event: Committed | UpdateAbandoned) -> 
 
 def _commit(state: ControlState, event: Committed) -> ControlState:
     update = _current_update(state, event)
+    if event.version != update.target:
+        raise IllegalTransition(event.kind, f"towards {version_label(update.target)}", f"update {event.update}")
     for name in update.engines:
         engine = state.engine(name)
         if engine.phase is not Phase.READY or engine.version != event.version:
@@ -177,18 +190,38 @@ def _abandon(state: ControlState, event: UpdateAbandoned) -> ControlState:
     return msgspec.structs.replace(state, update=None)
 
 
-def _validate(state: ControlState, event: Validated) -> ControlState:
-    assert state.update is not None, "validated comes only from VALIDATING, which only an update leads to"
-    engine = msgspec.structs.replace(state.engine(event.engine), version=state.update.target, base=None)
-    return msgspec.structs.replace(state, engines=state.engines.set(event.engine, engine))
+def _step(
+    state: ControlState, event: Drain | Quiesced | BeginUpdate | Installed | Invalidated | Validated
+) -> ControlState:
+    update, active = state.update, state.engine(event.engine).active
+    moved = _move(state, event.engine, event)
+    if update is None or update.update != event.update or event.engine not in update.engines:
+        raise IllegalTransition(event.kind, f"not part of update {event.update}", f"engine {event.engine}")
+    if isinstance(event, Quiesced) and active:
+        raise IllegalTransition(event.kind, f"running {active} rollouts", f"engine {event.engine}")
+    if isinstance(event, BeginUpdate | Installed) and event.target != update.target:
+        raise IllegalTransition(event.kind, f"towards {version_label(update.target)}", f"update {event.update}")
+    if isinstance(event, Validated):
+        engine = msgspec.structs.replace(moved.engine(event.engine), version=update.target, base=None)
+        return msgspec.structs.replace(moved, engines=moved.engines.set(event.engine, engine))
+    return moved
 
 
-def _taint(state: ControlState, event: Tainted) -> ControlState:
+def _resume(state: ControlState, event: Resumed) -> ControlState:
+    # An update that was abandoned is over before its engines have resumed, so the engine is what remembers it.
+    known = state.engine(event.engine).update
+    moved = _move(state, event.engine, event)
+    if event.update != known:
+        raise IllegalTransition(event.kind, f"resuming from update {known}", f"engine {event.engine}")
+    return moved
+
+
+def _drop_member(state: ControlState, name: str) -> ControlState:
     update = state.update
-    if update is None or event.engine not in update.engines:
+    if update is None or name not in update.engines:
         return state
     # The engine may hold bytes of the target, or its label: that number is never used for anything else.
-    left = tuple(name for name in update.engines if name != event.engine)
+    left = tuple(member for member in update.engines if member != name)
     return msgspec.structs.replace(
         state,
         update=msgspec.structs.replace(update, engines=left) if left else None,

@@ -58,6 +58,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
         active: Rollouts admitted to it that have not ended.
         in_doubt: A controller died or was replaced with an effect under way; only evidence clears this.
         taint: Why it is TAINTED.
+        tainted_boots: Processes of this engine that were tainted; none of them serves again.
         manifest_digest: Digest of the parameters it loads, where known.
     """
 
@@ -71,6 +72,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     active: int = 0
     in_doubt: bool = False
     taint: str | None = None
+    tainted_boots: tuple[str, ...] = ()
     profile: str = ""
     vllm: str = ""
     model: str = ""
@@ -95,6 +97,7 @@ def advance(engine: EngineState, event: EngineEvent) -> EngineState:
             return EngineState(
                 engine=event.engine,
                 phase=phase,
+                tainted_boots=engine.tainted_boots,
                 boot=event.boot,
                 label=event.label,
                 profile=event.profile,
@@ -104,7 +107,7 @@ def advance(engine: EngineState, event: EngineEvent) -> EngineState:
                 manifest_digest=event.manifest_digest,
             )
         case EngineLost():
-            return EngineState(engine=engine.engine, phase=phase)
+            return EngineState(engine=engine.engine, phase=phase, tainted_boots=engine.tainted_boots)
         case Drain():
             return replace(engine, phase=phase, update=event.update)
         case BeginUpdate():
@@ -116,6 +119,20 @@ def advance(engine: EngineState, event: EngineEvent) -> EngineState:
         case Resumed():
             return replace(engine, phase=phase, update=None, in_doubt=False)
         case Tainted():
-            return replace(engine, phase=phase, version=None, base=None, update=None, taint=event.reason, in_doubt=False)
+            return _taint(engine, phase, event)
         case _:
             return replace(engine, phase=phase, in_doubt=False)
+
+
+def _taint(engine: EngineState, phase: Phase, event: Tainted) -> EngineState:
+    boots = engine.tainted_boots if engine.boot in engine.tainted_boots else (*engine.tainted_boots, engine.boot)
+    return msgspec.structs.replace(
+        engine,
+        phase=phase,
+        version=None,
+        base=None,
+        update=None,
+        taint=event.reason,
+        tainted_boots=boots,
+        in_doubt=False,
+    )

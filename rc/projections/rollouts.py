@@ -7,8 +7,9 @@ import hashlib
 import immutables
 import msgspec
 
-from rc.errors import UnknownRollout
+from rc.errors import IllegalTransition, UnknownRollout
 from rc.events.types import AbortRollout, Admit, FinishRollout
+from rc.versions import version_label
 
 __all__ = ("ActiveRollout", "Rollouts", "admit", "end")
 
@@ -64,10 +65,14 @@ def end(rollouts: Rollouts, event: FinishRollout | AbortRollout) -> Rollouts:
 
     Raises:
         UnknownRollout: If it is not active.
+        IllegalTransition: If it is bound to another engine or version than the event says.
     """
     rollout = rollouts.active.get(event.rollout)
     if rollout is None:
         raise UnknownRollout(event.rollout)
+    if (event.engine, event.version) != (rollout.engine, rollout.version):
+        bound = f"bound to {version_label(rollout.version)} on engine {rollout.engine}"
+        raise IllegalTransition(event.kind, bound, f"rollout {event.rollout}")
     finished = isinstance(event, FinishRollout)
     return msgspec.structs.replace(
         rollouts,
