@@ -1,8 +1,8 @@
 """The journal protocol: what every backend promises, and the hash chain that all of them share.
 
-A `Decision` (one command and the events it caused) is appended whole or not at all. An append that returned is durable. Each
-record's hash covers its content and its predecessor's hash, so that an edit, a gap or a reordering anywhere shows at the
-first record after it.
+A `Decision` (one command and the events it caused) is appended whole or not at all. An append that returned is
+durable. Each record's hash covers its content and its predecessor's hash, so that an edit, a gap or a reordering
+anywhere shows at the first record after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ from rc.commands import Command
 from rc.events.codec import decode_command, decode_event, encode_command, encode_event
 from rc.events.types import Event
 
-__all__ = ("Decision", "Head", "Journal", "JournalReader", "Record", "chain_records", "genesis_hash", "record_hash")
+__all__ = (
+    "Decision",
+    "EncodedDecision",
+    "Head",
+    "Journal",
+    "JournalReader",
+    "Record",
+    "chain_records",
+    "encode_decision",
+    "genesis_hash",
+    "record_hash",
+)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +44,19 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.events or len(self.digests) != len(self.events):
             raise ValueError("a decision has at least one event, and one digest or None for each")
+
+
+class EncodedDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision together with the text that is stored of it."""
+
+    decision: Decision
+    command: str
+    bodies: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Characters of text, which are bytes for all but foreign scripts."""
+        return len(self.command) + sum(map(len, self.bodies))
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,14 +141,15 @@ class Journal(JournalReader, Protocol):
     async def append(self, decision: Decision) -> tuple[Record, ...]:
         """Append a decision; when this returns, it is durable.
 
-        Concurrent appends share one transaction and keep the order of their calls. Cancelling the caller does not cancel the
-        append: it is either wholly there or wholly not, and reading tells which.
+        Concurrent appends share one transaction and keep the order of their calls. Cancelling the caller does not
+        cancel the append: it is either wholly there or wholly not, and reading tells which.
 
         Raises:
             JournalFenced: A newer controller took the journal over; nothing was written.
-            JournalUnusable: The medium refused (full, read-only, I/O error). Whether it was written is unknown until the
-                journal is reopened; this opening is stopped.
-            JournalClosed: The journal was closed or stopped before.
+            JournalUnusable: The medium refused (full, read-only, I/O error). Whether it was written is unknown until
+                the journal is reopened; this opening is stopped.
+            JournalClosed: The journal was closed or stopped before; nothing was written.
+            UnreadableEvent: An event has no text that could be read back (a NaN, say); nothing was written.
         """
         ...
 
@@ -153,20 +178,36 @@ def record_hash(previous: str, record: Record) -> str:
     return hashlib.sha256(previous.encode() + content).hexdigest()
 
 
-def chain_records(head: Head, epoch: int, decision: Decision) -> tuple[Record, ...]:
+def encode_decision(decision: Decision) -> EncodedDecision:
+    """Encode a decision once, before it is queued.
+
+    What could not be read back is refused here, where it fails alone: in the file it would keep it from opening.
+
+    Raises:
+        UnreadableEvent: Naming the event that could not be read back.
+    """
+    bodies = tuple(encode_event(event) for event in decision.events)
+    for event, body in zip(decision.events, bodies, strict=True):
+        decode_event(event.kind, event.schema, body)
+    return EncodedDecision(decision=decision, command=encode_command(decision.command), bodies=bodies)
+
+
+def chain_records(head: Head, epoch: int, encoded: EncodedDecision) -> tuple[Record, ...]:
     """Lay a decision out as the records that follow ``head``."""
+    decision = encoded.decision
     records: list[Record] = []
     first, previous = head.seq + 1, head.hash
-    for offset, (event, digest) in enumerate(zip(decision.events, decision.digests, strict=True)):
+    parts = zip(decision.events, encoded.bodies, decision.digests, strict=True)
+    for offset, (event, body, digest) in enumerate(parts):
         unhashed = Record(
             seq=first + offset,
             epoch=epoch,
-            at=event.at,
+            at=float(event.at),  # an int would come back from the file as a float and hash differently
             kind=event.kind,
             schema=event.schema,
-            body=encode_event(event),
+            body=body,
             cause=first,
-            command=encode_command(decision.command) if offset == 0 else None,
+            command=encoded.command if offset == 0 else None,
             events=len(decision.events) if offset == 0 else 0,
             state_digest=digest,
             hash="",
