@@ -1,8 +1,9 @@
 """Prepare a virtual environment from the pinned lists in this folder; return at once if that was done before.
 
-Run by the Makefile, with the interpreter that the environment shall have and the standard library alone. A stamp file in
-the environment holds a digest of everything that decides what is installed, so an edited list leads to an installation and
-nothing else does. Whatever fails says what to do about it; pip's full output stays in the environment's ``install.log``.
+Run by the Makefile, with the interpreter that the environment shall have and the standard library alone. A stamp file
+in the environment holds a digest of everything that decides what is installed, so an edited list leads to an installation
+and nothing else does. Whatever fails says what to do about it; pip's full output stays in the environment, in
+``install.log``. Nothing is compiled ahead: most modules of these packages are never imported.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ platform "CPU":
     make setup TORCH_INDEX=ADDRESS
 (A torch wheel in one of pip's own find-links folders serves as well.)"""
 
-NO_PACKAGES = """pip could not install the pinned packages. Most often the package index cannot be reached (see `pip config
-list` and your proxy settings), the disk is full (an environment with vLLM takes about 3 GB), or one of them has no wheel
-for this Python (Python 3.11 has all). Running the same command again goes on from here."""
+NO_PACKAGES = """pip could not install the pinned packages. Most often the package index cannot be reached (see `pip
+config list` and your proxy settings), the disk is full (an environment with vLLM takes about 4 GB), or one of them has
+no wheel for this Python (Python 3.11 has all). Running the same command again goes on from here."""
 
-NO_VLLM = """vLLM is installed but cannot be imported; the reason is above. `make clean` and the same command start afresh.
-The pinned lists are for CPU machines: on a GPU machine, `pip install rolloutcore` into the environment of its own vLLM."""
+NO_VLLM = """vLLM is installed but cannot be imported; the reason is above. `make clean` and the same command start
+afresh. The pinned lists are for CPU machines: on a GPU machine, `pip install rolloutcore` beside its vLLM."""
 
 
 class Environment:
@@ -52,7 +53,7 @@ class Environment:
 
     def digest(self) -> str:
         """Digest everything that decides what is installed."""
-        lists = [FOLDER / f"{name}.txt" for name in (*LISTS[self.choice], "torch")]
+        lists = [FOLDER / f"{name}.txt" for name in (*LISTS[self.choice], "pip", "torch")]
         digest = hashlib.sha256(f"{self.choice} {sys.version_info[:2]}".encode())
         for path in (*lists, ROOT / "pyproject.toml", Path(__file__)):
             digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -117,12 +118,13 @@ def install(environment: Environment, torch_index: str) -> None:
     """Bring the environment to what the lists say."""
     environment.create()
     environment.stamp.unlink(missing_ok=True)
+    environment.pip("pip", "install", "-r", str(FOLDER / "pip.txt"))
     if environment.choice == "all":
         index = ("--index-url", torch_index) if torch_index else ()
-        torch = ("install", "--no-deps", *index, "-r", str(FOLDER / "torch.txt"))
+        torch = ("install", "--no-deps", "--no-compile", *index, "-r", str(FOLDER / "torch.txt"))
         environment.pip("PyTorch (CPU build)", *torch, advice=NO_TORCH)
     lists = [part for name in LISTS[environment.choice] for part in ("-r", str(FOLDER / f"{name}.txt"))]
-    environment.pip("pinned packages", "install", "--no-deps", *lists)
+    environment.pip("pinned packages", "install", "--no-deps", "--no-compile", *lists)
     if environment.choice == "all":
         environment.pip("leaving out what cannot be imported here", "uninstall", "--yes", *UNLOADABLE)
     environment.pip("RolloutCore itself", "install", "--no-deps", "--no-build-isolation", "--editable", ".")
