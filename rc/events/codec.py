@@ -13,10 +13,19 @@ from typing import Any, Final
 import msgspec
 
 from rc.commands import Command
-from rc.errors import JournalError
+from rc.errors import CallerError, JournalError
 from rc.events.types import EVENT_TYPES, Event
 
-__all__ = ("UPCASTERS", "UnreadableEvent", "decode_command", "decode_event", "encode_command", "encode_event")
+__all__ = (
+    "UPCASTERS",
+    "UnreadableEvent",
+    "UnrecordableCommand",
+    "as_recorded",
+    "decode_command",
+    "decode_event",
+    "encode_command",
+    "encode_event",
+)
 
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -31,6 +40,25 @@ _command_decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 
 class UnreadableEvent(JournalError):
     """A kind, schema version or body that this rc cannot read."""
+
+
+class UnrecordableCommand(CallerError):
+    """A command holding a value that a journal cannot give back: a NaN or infinite time, a tensor, a malformed string."""
+
+
+def as_recorded(command: Command) -> Command:
+    """Give the command as the journal will give it back: ``600`` for a float is 600.0, a list of numbers a tuple.
+
+    A live decision is made on this form, never on what the caller built. Replay has only this form, so anything else
+    would let the two differ.
+
+    Raises:
+        UnrecordableCommand: If a value cannot be recorded; nothing was decided.
+    """
+    try:
+        return _command_decoder.decode(_encoder.encode(command))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise UnrecordableCommand(f"a {type(command).__name__} that no journal can hold: {error}") from error
 
 
 def encode_event(event: Event) -> str:

@@ -1,4 +1,4 @@
-"""A core without a journal: give it commands, look at what it decided. Evidence comes from here as data, good or bad."""
+"""A core without a journal: give it commands, look at what it decided. Engines are data here, healthy or not."""
 
 from __future__ import annotations
 
@@ -95,6 +95,16 @@ def healthy(effect: Effect, state: ControlState) -> Evidence:
             return ResumeReport(observed=msgspec.structs.replace(paused, paused=False))
 
 
+def showing(report: Evidence, **fields: object) -> Evidence:
+    """Give the report with another observation."""
+    return msgspec.structs.replace(report, observed=msgspec.structs.replace(report.observed, **fields))
+
+
+def unreadable(effect: Effect, state: ControlState) -> Evidence:
+    """What an engine shows that does not answer in time."""
+    return showing(healthy(effect, state), boot=None, label=None, paused=None, problem="timed out")
+
+
 class Core:
     """Decides and evolves; keeps every decision. The clock advances one second a command."""
 
@@ -114,7 +124,6 @@ class Core:
         """The one engine."""
         return self.state.engine(ENGINE)
 
-    @property
     def phase(self) -> Phase:
         """The one engine's phase."""
         return self.engine.phase

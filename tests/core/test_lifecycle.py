@@ -25,8 +25,8 @@ from rc.projections.control import ControlState, evolve, state_digest
 from rc.versions import WeightIdentity
 from tests.core.scenario import ENGINE, FLIGHT, Core, serving, turn, updating
 
-# Written from mission.md, not from rc.lifecycle: a row per phase, a column per kind. "." is illegal, "home" is READY where
-# the engine holds a version and JOINED where it does not.
+# Written from mission.md, not from rc.lifecycle: a row per kind, a column per phase. "." is illegal, "home" is READY
+# where the engine holds a version and JOINED where it does not.
 MATRIX = """
                   ABSENT  JOINED   READY    DRAINING QUIESCED UPDATING     INVALIDATING VALIDATING RESUMING TAINTED
 engine_joined     JOINED  .        .        .        .        .            .            .          .        .
@@ -106,7 +106,7 @@ def test_phases_with_an_effect_under_way_and_phases_that_mutate() -> None:
     assert {Phase.UPDATING, Phase.INVALIDATING, Phase.VALIDATING} == MUTATED
 
 
-# --------------------------------------------------------------------------------- the same cells, through the whole state
+# ----------------------------------------------------------------------------- the same cells, through the whole state
 
 SHOWN = Observation(boot="e-1", label="rc-0", paused=True)
 IDENTITY = WeightIdentity(run="r", step=1)
@@ -205,7 +205,7 @@ def test_evolve_obeys_the_cell_and_an_illegal_event_changes_nothing(phase: Phase
     assert state_digest(state) == before
 
 
-# ----------------------------------------------------------------------------------------------------- control-level events
+# ------------------------------------------------------------------------------------------------ control-level events
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -241,7 +241,7 @@ def test_request_update_is_legal_while_none_is_in_progress(phase: Phase) -> None
 def test_request_update_takes_the_next_number(offset: int) -> None:
     state = serving().state
     wrong = msgspec.structs.replace(an_event("request_update", state), target=state.next_version + offset)
-    with pytest.raises(IllegalTransition, match=f"offered rc-{state.next_version + offset}.* is at rc-1 next"):
+    with pytest.raises(IllegalTransition, match=rf"offered rc-{state.next_version + offset}.* is at rc-1 next"):
         evolve(state, wrong)
 
 
@@ -272,7 +272,7 @@ def test_committed_carries_the_version_that_was_requested() -> None:
     state = updating(Phase.RESUMING).state
     state = evolve(state, an_event("resumed", state))
     wrong = msgspec.structs.replace(an_event("committed", state), version=2)
-    with pytest.raises(IllegalTransition, match="update u1 is towards rc-1"):
+    with pytest.raises(IllegalTransition, match=r"update u1 is towards rc-1$"):
         evolve(state, wrong)
 
 
@@ -299,7 +299,7 @@ STEPS = {
 def test_a_step_belongs_to_the_update_in_progress(phase: Phase, kind: str) -> None:
     state = a_state(phase)
     other = msgspec.structs.replace(an_event(kind, state), update="u7")
-    with pytest.raises(IllegalTransition, match="u7|resuming from update u1"):
+    with pytest.raises(IllegalTransition, match=r"u7|resuming from update u1"):
         evolve(state, other)
 
 
@@ -307,7 +307,7 @@ def test_a_step_belongs_to_the_update_in_progress(phase: Phase, kind: str) -> No
 def test_a_step_names_the_target_of_its_update(phase: Phase, kind: str) -> None:
     state = a_state(phase)
     wrong = msgspec.structs.replace(an_event(kind, state), target=7)
-    with pytest.raises(IllegalTransition, match="update u1 is towards rc-1"):
+    with pytest.raises(IllegalTransition, match=r"update u1 is towards rc-1$"):
         evolve(state, wrong)
 
 
@@ -325,7 +325,7 @@ def test_a_rollout_ends_on_the_engine_and_version_that_it_is_bound_to(kind: str,
     core = serving()
     core.admit("r1")
     event = msgspec.structs.replace(an_event(kind, core.state), **wrong)
-    with pytest.raises(IllegalTransition, match="rollout r1 is bound to rc-0 on engine e$"):
+    with pytest.raises(IllegalTransition, match=r"rollout r1 is bound to rc-0 on engine e$"):
         evolve(core.state, event)
 
 

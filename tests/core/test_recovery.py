@@ -37,7 +37,7 @@ def test_nothing_mutated_goes_back_to_the_old_version(phase: Phase, *, paused: b
     assert abandoned.reason == "its controller ended before weights were touched"
     assert [type(effect) for effect in core.effects] == [ResumeEngine]
     core.settle()
-    assert core.phase is Phase.READY
+    assert core.phase() is Phase.READY
     (admitted,) = core.admit("r1")
     assert isinstance(admitted, events.Admit)
     assert admitted.version == 0
@@ -47,7 +47,7 @@ def test_nothing_mutated_goes_back_to_the_old_version(phase: Phase, *, paused: b
 def test_before_mutation_an_unreadable_engine_must_still_show_that_it_resumed(phase: Phase) -> None:
     core = crashed(phase)
     assert kinds(core.report(LookReport(observed=Observation(problem="timed out")))) == ["update_abandoned"]
-    assert core.phase is Phase.RESUMING
+    assert core.phase() is Phase.RESUMING
 
 
 @pytest.mark.parametrize("phase", [Phase.DRAINING, Phase.QUIESCED])
@@ -67,7 +67,7 @@ def test_a_provably_complete_install_goes_on_to_commit() -> None:
     assert isinstance(installed, events.Installed)
     assert installed.evidence == LookReport(observed=seen("rc-1"))
     core.settle()
-    assert core.phase is Phase.READY
+    assert core.phase() is Phase.READY
     assert core.state.published is not None
     assert core.state.published.version == 1
 
@@ -111,7 +111,7 @@ def test_an_adoption_changes_no_weights_so_an_unlabelled_engine_goes_back() -> N
     core = adopting()
     assert kinds(core.report(LookReport(observed=seen("default")))) == ["update_abandoned"]
     core.settle()
-    assert core.phase is Phase.JOINED
+    assert core.phase() is Phase.JOINED
     core.publish("u1", path="adopt")
     assert core.state.published is not None
     assert core.state.published.version == 0
@@ -137,7 +137,7 @@ def test_effects_that_may_be_repeated_are_repeated(phase: Phase, effect: type) -
     core = crashed(phase)
     assert [type(called) for called in core.effects] == [effect]
     core.settle()
-    assert core.phase is Phase.READY
+    assert core.phase() is Phase.READY
     assert not core.engine.in_doubt
     assert core.state.published is not None
     assert core.state.published.version == 1
@@ -149,7 +149,7 @@ def test_a_resume_from_an_abandoned_update_is_repeated() -> None:
     core.start("c2")
     assert [type(effect) for effect in core.effects] == [ResumeEngine]
     core.settle()
-    assert core.phase is Phase.READY
+    assert core.phase() is Phase.READY
     assert core.engine.version == 0
 
 
@@ -196,7 +196,7 @@ def test_joining_the_engine_that_is_in_doubt_settles_it_by_the_same_rules(
 def test_joining_a_restarted_engine_that_is_in_doubt_ends_the_update(phase: Phase) -> None:
     core = crashed(phase)
     core.join(boot="e-2")
-    assert core.phase is Phase.JOINED
+    assert core.phase() is Phase.JOINED
     assert core.state.update is None
     assert core.effects == ()
 
@@ -213,5 +213,5 @@ def test_a_taint_outlives_the_controller() -> None:
     core = crashed(Phase.UPDATING)
     core.report(LookReport(observed=seen("rc-0")))
     core.start("c3")
-    assert core.phase is Phase.TAINTED
+    assert core.phase() is Phase.TAINTED
     assert core.join(boot="e-1", label="rc-0") == ()
