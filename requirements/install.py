@@ -1,9 +1,9 @@
 """Prepare a virtual environment from the pinned lists in this folder; return at once if that was done before.
 
 Run by the Makefile, with the interpreter that the environment shall have and the standard library alone. A stamp file
-in the environment holds a digest of everything that decides what is installed, so an edited list leads to an installation
-and nothing else does. Whatever fails says what to do about it; pip's full output stays in the environment, in
-``install.log``. Nothing is compiled ahead: most modules of these packages are never imported.
+in the environment holds a digest of everything that decides what is installed, so an edited list leads to an
+installation and nothing else does. Whatever fails says what to do about it; pip's full output stays in the
+environment, in ``install.log``. Nothing is compiled ahead: most modules of these packages are never imported.
 """
 
 from __future__ import annotations
