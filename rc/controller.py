@@ -279,7 +279,7 @@ class Controller:
             if not rollout.ended and rollout.turns:
                 await rollout.finish()
         except BaseException as error:
-            await self._abort((rollout.id,), f"its owner raised {type(error).__name__}: {error}".rstrip(": "))
+            await self._abort((rollout.id,), _reason(error))
             raise
         await self._abort((rollout.id,), "its owner ended it without generating")
 
@@ -375,6 +375,7 @@ class Controller:
         Raises:
             InvalidIdentity: The identity is older than what is published.
             InvalidWeights: Parameters are missing, unexpected, NaN, or of another dtype or shape.
+            EngineUnsuitable: The engine cannot receive weights, e.g. it was started without rc's backend.
             UpdateAbandoned: It ended with nothing mutated; the old version goes on.
             UpdateTainted: Mutation began and could not be shown to be complete; the engine is out of service.
         """
@@ -384,8 +385,17 @@ class Controller:
         if when_busy == "refuse" and self._log.state.update is not None:
             update = self._log.state.update
             raise UpdateInProgress(update.update, f"rc-{update.target}")
+        await self._prepare_transfer()
         async with self._update_turn:
             return await self._run_update(identity, weights, when_busy, manifest)
+
+    async def _prepare_transfer(self) -> None:
+        """Meet the engines' workers while they still serve, so that the gap does not pay for it; preflight looks again."""
+        for name, engine in self._log.state.engines.items():
+            if self._transfer is not None and engine.phase in (Phase.JOINED, Phase.READY):
+                problem = await self._transfer.ready(self._engines[name])
+                if problem is not None:
+                    raise EngineUnsuitable(f"engine {name} cannot receive weights now; nothing was changed: {problem}")
 
     async def _check_weights(self, weights: WeightSource) -> Manifest:
         problems = list(await anyio.to_thread.run_sync(weights.problems))
@@ -525,3 +535,10 @@ def _check_suitable(engine: str, facts: EngineFacts) -> None:
 def _manifest_at(root: str) -> Manifest | None:
     """The parameters of the checkpoint that the engine loaded, where it lies on this machine."""
     return checkpoint_manifest(root) if Path(root).is_dir() else None
+
+
+def _reason(error: BaseException) -> str:
+    """Why a rollout's owner left its block."""
+    if not isinstance(error, Exception):
+        return "its owner was cancelled"
+    return f"its owner raised {type(error).__name__}: {error}".removesuffix(": ")

@@ -1,0 +1,7 @@
+"""``python -m rc`` is ``rc``."""
+
+import sys
+
+from rc.cli import main
+
+sys.exit(main())

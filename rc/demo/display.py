@@ -1,0 +1,145 @@
+"""What the demo shows while it runs: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rc.demo.run import Progress, StepResult
+
+__all__ = ("Display", "LiveDisplay", "PlainDisplay", "display_for")
+
+_BAR_WIDTH = 20
+
+
+class Display(Progress, Protocol):
+    """A display is entered before the engine starts and left after it has stopped."""
+
+    def say(self, message: str) -> None:
+        """Show something that happened outside of the steps."""
+        ...
+
+    def __enter__(self) -> Display: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def display_for(*, steps: int, live: bool, active: Callable[[], int]) -> Display:
+    """Choose a display.
+
+    Args:
+        steps: How many steps the run has.
+        live: Whether to redraw a table; it needs a terminal.
+        active: Gives the number of rollouts that are active now.
+    """
+    console = Console(stderr=True)
+    if live and console.is_terminal:
+        return LiveDisplay(console, steps, active)
+    return PlainDisplay(console, steps)
+
+
+def reward_bar(reward: float) -> str:
+    """Draw a reward between 0 and 1."""
+    filled = round(max(0.0, min(1.0, reward)) * _BAR_WIDTH)
+    return "█" * filled + "·" * (_BAR_WIDTH - filled)
+
+
+class PlainDisplay:
+    """One line a step, for logs and pipes."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console = console
+        self._steps = steps
+
+    def __enter__(self) -> PlainDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def say(self, message: str) -> None:
+        """Print it."""
+        self._console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+    def sampling(self, step: int, done: int, of: int) -> None:
+        """Nothing: a line a rollout would drown the rest."""
+
+    def learning(self, step: int) -> None:
+        """Nothing."""
+
+    def publishing(self, step: int) -> None:
+        """Nothing."""
+
+    def stepped(self, result: StepResult) -> None:
+        """Print the step."""
+        commit, report = result.commit, result.report
+        self.say(
+            f"step {result.step:>3}/{self._steps}  {commit.label:<6}  reward {report.reward_mean:.3f} "
+            f"{reward_bar(report.reward_mean)}  drain {commit.drain_s * 1000:5.0f} ms  gap {commit.gap_s * 1000:4.0f} ms  "
+            f"sampled in {result.sampling_s:.1f} s, learned in {report.seconds:.1f} s"
+        )
+
+
+class LiveDisplay:
+    """A table that grows by a row a step, above a line that says what is going on."""
+
+    def __init__(self, console: Console, steps: int, active: Callable[[], int]) -> None:
+        self._console = console
+        self._steps = steps
+        self._active = active
+        self._results: list[StepResult] = []
+        self._doing = "starting"
+        self._version = "nothing yet"
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=8, transient=False)
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def say(self, message: str) -> None:
+        """Print it above the table."""
+        self._console.print(message, highlight=False, markup=False)
+
+    def sampling(self, step: int, done: int, of: int) -> None:
+        """Show how many of the step's rollouts have finished."""
+        self._doing = f"step {step}/{self._steps}: sampling, {done} of {of} rollouts finished"
+
+    def learning(self, step: int) -> None:
+        """Show that the trainer computes."""
+        self._doing = f"step {step}/{self._steps}: learning"
+
+    def publishing(self, step: int) -> None:
+        """Show that an update is under way."""
+        self._doing = f"step {step}/{self._steps}: updating the engine"
+
+    def stepped(self, result: StepResult) -> None:
+        """Add the step's row."""
+        self._results.append(result)
+        self._version = result.commit.label
+
+    def _render(self) -> Group:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for heading, justify in (("version", "left"), ("reward", "right"), ("", "left"), ("drain", "right"), ("gap", "right")):
+            table.add_column(heading, justify="right" if justify == "right" else "left")
+        for result in self._results:
+            commit, reward = result.commit, result.report.reward_mean
+            table.add_row(
+                commit.label,
+                f"{reward:.3f}",
+                Text(reward_bar(reward), style="green"),
+                f"{commit.drain_s * 1000:.0f} ms",
+                f"{commit.gap_s * 1000:.0f} ms",
+            )
+        status = f"serving {self._version}  ·  {self._active()} rollouts active  ·  {self._doing}"
+        return Group(table, Text(status, style="bold"))

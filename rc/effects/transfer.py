@@ -1,0 +1,276 @@
+"""Weight transfer through vLLM's own trainer side, one phase: the engine is paused while bytes travel.
+
+`VllmWeightTransfer` makes a trainer through vLLM's ``WeightTransferTrainerFactory`` and gives it a client whose calls go
+through the engine's adapter, so that every one has a deadline and an outcome. Backends differ in their init info alone.
+
+The trainer runs in a thread of this process and cannot be killed there. What bounds it: rendezvous and broadcasts of
+``rc_gloo`` time out by themselves; a broadcast of ``nccl`` does not, so `install` returns at its deadline and leaves that
+thread behind, barred from ever calling the engine again.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import anyio.to_thread
+
+from rc.effects.protocol import EngineAdapter, Ok, Outcome, Refused, Unknown, WeightSource
+from rc.evidence import InstallReport, Observation
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ("BACKENDS", "VllmWeightTransfer", "WeightRoutes")
+
+RENDEZVOUS_S: Final = 60.0
+"""How long workers may take to join a group; they do it in milliseconds unless the engine is busy."""
+
+INSTALL_DEADLINE_S: Final = 300.0
+"""How long one install may take in all: tens of seconds for the largest models over a fast network."""
+
+
+class WeightRoutes(Protocol):
+    """vLLM's weight-update routes, as `rc.effects.vllm_http.VllmHttpEngine` has them."""
+
+    async def world_size(self) -> Outcome[int]: ...
+
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> Outcome[None]: ...
+
+    async def start_weight_update(self) -> Outcome[None]: ...
+
+    async def update_weights(self, update_info: Any) -> Outcome[None]: ...
+
+    async def finish_weight_update(self, label: str) -> Outcome[None]: ...
+
+
+class TensorSource(WeightSource, Protocol):
+    """Weights whose tensors this transfer can send, e.g. `rc.ModuleWeights`."""
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+
+
+class Trainer(Protocol):
+    """What vLLM's trainer factory makes."""
+
+    source: Any
+
+    def send_weights(self) -> None: ...
+
+
+def _gloo_init_info(address: str, world_size: int, timeout_s: float) -> Any:
+    from rc.vllm_plugin.gloo_trainer import GlooTrainerInitInfo
+
+    return GlooTrainerInitInfo(address=address, world_size=world_size, timeout_s=timeout_s, rank=0)
+
+
+def _nccl_init_info(address: str, world_size: int, timeout_s: float) -> Any:
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+    # vLLM's rendezvous has a bound of its own (300 s); the port must be free on the trainer and open to the workers.
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port = probe.getsockname()[1]
+    return NCCLTrainerInitInfo(master_address=address, master_port=port, world_size=world_size, rank=0)
+
+
+BACKENDS: Final[dict[str, Callable[[str, int, float], Any]]] = {"rc_gloo": _gloo_init_info, "nccl": _nccl_init_info}
+"""Backends that can be driven, each with the function that makes its init info."""
+
+
+class _RouteFailed(Exception):
+    """A route did not succeed; ends the trainer's work in its thread."""
+
+
+class _Client:
+    """vLLM's ``VLLMWeightSyncClient`` (structural) over an engine's routes, for threads; remembers every outcome."""
+
+    def __init__(self, routes: WeightRoutes, token: object) -> None:
+        self.label = ""
+        self.outcomes: dict[str, Outcome[None]] = {}
+        self._routes = routes
+        self._token = token
+        self._barred = False
+
+    def bar(self) -> None:
+        """Let no call of a thread that was left behind reach the engine."""
+        self._barred = True
+
+    def begin(self, label: str) -> None:
+        """Forget the outcomes of the last round; finish under this label."""
+        self.label = label
+        self.outcomes = {}
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._call("init", partial(self._routes.init_weight_transfer_engine, init_info))
+
+    def start_weight_update(self) -> None:
+        self._call("start", self._routes.start_weight_update)
+
+    def update_weights(self, update_info: Any) -> None:
+        self._call("update", partial(self._routes.update_weights, update_info))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._call("finish", partial(self._routes.finish_weight_update, weight_version or self.label))
+
+    def _call(self, step: str, route: Callable[[], Awaitable[Outcome[None]]]) -> None:
+        # Noted before the bar is looked at: whoever bars and then reads the outcomes sees every call that may get through.
+        self.outcomes[step] = Unknown("the call was under way")
+        if self._barred:
+            raise _RouteFailed(f"{step}: the install was given up")
+        outcome = anyio.from_thread.run(route, token=cast(Any, self._token))
+        self.outcomes[step] = outcome
+        if not isinstance(outcome, Ok):
+            raise _RouteFailed(f"{step}: {outcome.message}")
+
+
+class _Group:
+    """A trainer that has met one process of an engine."""
+
+    def __init__(self, trainer: Trainer, client: _Client, boot: str) -> None:
+        self.trainer = trainer
+        self.client = client
+        self.boot = boot
+
+
+class VllmWeightTransfer:
+    """Sends weights to an engine by one of vLLM's weight-transfer backends.
+
+    Args:
+        backend: ``"rc_gloo"`` (CPU, any machine) or ``"nccl"``; the engine must have been started with the same one.
+        address: Address of this host that the engine's workers can reach.
+        rendezvous_s: Bound on the workers' joining, and on each single broadcast of ``rc_gloo``.
+        deadline_s: Bound on one install.
+    """
+
+    def __init__(
+        self,
+        backend: str = "rc_gloo",
+        *,
+        address: str = "127.0.0.1",
+        rendezvous_s: float = RENDEZVOUS_S,
+        deadline_s: float = INSTALL_DEADLINE_S,
+    ) -> None:
+        if backend not in BACKENDS:
+            raise ValueError(f"no weight-transfer backend {backend!r}; there are {', '.join(BACKENDS)}")
+        self._backend = backend
+        self._address = address
+        self._rendezvous_s = rendezvous_s
+        self._deadline_s = deadline_s
+        self._groups: dict[str, _Group] = {}
+
+    @property
+    def backend(self) -> str:
+        """Name of vLLM's weight-transfer backend."""
+        return self._backend
+
+    async def ready(self, engine: EngineAdapter) -> str | None:
+        """Meet the engine's workers, unless this process of it was met before; say what is wrong, or None.
+
+        Nothing mutates here: a group that cannot form leaves the engine as it is.
+        """
+        boot = (await engine.observe()).boot
+        if boot is None:
+            return "the engine cannot be read"
+        group = self._groups.get(engine.name)
+        if group is not None and group.boot == boot:
+            return None
+        routes = cast(WeightRoutes, engine)
+        size = await routes.world_size()
+        if not isinstance(size, Ok):
+            return f"the engine's number of workers is not known: {size.message}"
+        client = _Client(routes, anyio.lowlevel.current_token())
+        try:
+            # Forming a group waits for the workers' slowest; give it the rendezvous and as much again to report.
+            with anyio.fail_after(2 * self._rendezvous_s):
+                trainer = await anyio.to_thread.run_sync(self._meet, 1 + size.value, client, abandon_on_cancel=True)
+        except TimeoutError as error:
+            client.bar()
+            return f"no transfer group within {self._rendezvous_s:g} s: {error or 'the rendezvous hangs'}"
+        except Exception as error:  # whatever vLLM or torch raises, nothing has mutated
+            return f"no transfer group: {error}"
+        self._groups[engine.name] = _Group(trainer, client, boot)
+        return None
+
+    def _meet(self, world_size: int, client: _Client) -> Trainer:
+        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+        from rc.vllm_plugin import register
+
+        register()
+        init_info = BACKENDS[self._backend](self._address, world_size, self._rendezvous_s)
+        trainer = WeightTransferTrainerFactory.trainer_init(
+            init_info, client=cast(Any, client), source=_vllm_source(None)
+        )
+        return cast(Trainer, trainer)
+
+    async def install(self, engine: EngineAdapter, weights: WeightSource, label: str) -> InstallReport:
+        """Send and apply; `ready` must have succeeded for this process of the engine."""
+        started = anyio.current_time()
+        group = self._groups.get(engine.name)
+        if group is None:
+            return self._report(Observation(problem="not looked at"), 0.0, "no transfer group was formed", {}, 0)
+        group.client.begin(label)
+        problem = await self._send(group, cast(TensorSource, weights))
+        if problem is not None:
+            # A trainer that failed is of no use: the next update forms a new group.
+            group.client.bar()
+            del self._groups[engine.name]
+        took_s = anyio.current_time() - started
+        outcomes = dict(group.client.outcomes)
+        return self._report(await engine.observe(), took_s, problem, outcomes, weights.manifest().nbytes)
+
+    async def _send(self, group: _Group, weights: TensorSource) -> str | None:
+        group.trainer.source = _vllm_source(weights)
+        try:
+            with anyio.fail_after(self._deadline_s):
+                await anyio.to_thread.run_sync(group.trainer.send_weights, abandon_on_cancel=True)
+        except TimeoutError as error:
+            return str(error) or f"not done within {self._deadline_s:g} s"
+        except Exception as error:  # whatever vLLM, torch or the network raises; the outcomes say how far it got
+            return str(error) or type(error).__name__
+        finally:
+            group.trainer.source = None
+        return None
+
+    def _report(
+        self,
+        observed: Observation,
+        took_s: float,
+        problem: str | None,
+        outcomes: dict[str, Outcome[None]],
+        nbytes: int,
+    ) -> InstallReport:
+        start = outcomes.get("start")
+        mutation: Literal["none", "possible", "complete"] = "possible"
+        if start is None or isinstance(start, Refused):
+            mutation = "none"
+        elif problem is None and isinstance(outcomes.get("finish"), Ok):
+            mutation = "complete"
+        return InstallReport(
+            observed=observed,
+            took_s=took_s,
+            problem=problem,
+            mutation=mutation,
+            sent_bytes=nbytes if mutation == "complete" else 0,
+        )
+
+
+def _vllm_source(weights: TensorSource | None) -> Any:
+    """Wrap weights as vLLM's ``WeightSource``."""
+    from vllm.distributed.weight_transfer.base import ParamMeta
+    from vllm.distributed.weight_transfer.base import WeightSource as VllmSource
+
+    class Source(VllmSource):
+        def metadata(self) -> list[ParamMeta]:
+            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
+
+        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            return iter(()) if weights is None else weights.tensors()
+
+    return Source()
