@@ -12,7 +12,15 @@ from rc.events.codec import UnreadableEvent
 from rc.events.journal import Head, Record, genesis_hash, record_hash
 from rc.events.types import Event
 
-__all__ = ("EventIds", "Position", "follow_chain", "ids_of")
+__all__ = ("EventIds", "Position", "UnreadableRecord", "follow_chain", "ids_of")
+
+
+class UnreadableRecord(JournalUnusable):
+    """A record that is authentic but says what this rc cannot read: a newer one wrote it."""
+
+    def __init__(self, source: str, seq: int, problem: str) -> None:
+        super().__init__(f"{source}: record {seq} cannot be read: {problem}")
+        self.seq = seq
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +85,7 @@ def follow_chain(source: str, position: Position, record: Record, ids: EventIds 
 
     Raises:
         JournalCorrupt: If the record is altered, out of order, or not whole, or the one before it is missing.
-        JournalUnusable: If the record is authentic, but this rc cannot read it.
+        UnreadableRecord: If the record is authentic, but this rc cannot read it.
     """
     expected = position.seq + 1
     if record.seq != expected:
@@ -116,7 +124,7 @@ def _check_body(source: str, record: Record, ids: EventIds | None) -> None:
     try:
         event = record.event
     except UnreadableEvent as error:
-        raise JournalUnusable(f"{source}: record {record.seq} cannot be read: {error}") from error
+        raise UnreadableRecord(source, record.seq, str(error)) from error
     if event.at != record.at:
         raise JournalCorrupt(source, record.seq, f"is dated {record.at!r} where its body says {event.at!r}")
     if ids is not None and ids != ids_of(event):

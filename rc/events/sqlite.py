@@ -65,7 +65,7 @@ class SqliteJournal:
         self._journal_id = identity.journal_id
         self._epoch = opening.epoch
         self._head = opening.head
-        self._thread = writing
+        self._writing = writing
         self._reader = SqliteReader(path, reading, identity, until_grown=self._until_grown)
         self._queue: deque[_Group] = deque()
         self._wanted = anyio.Event()
@@ -185,7 +185,7 @@ class SqliteJournal:
 
     async def _write(self, group: _Group) -> None:
         try:
-            group.records = await self._thread.call(append_group, self.path, self._epoch, self._head, group.decisions)
+            group.records = await self._writing.call(append_group, self.path, self._epoch, self._head, group.decisions)
         except Exception as error:  # noqa: BLE001 - those who wait must hear of it, whatever it is
             self._stop(group, error)
             return
@@ -199,7 +199,7 @@ class SqliteJournal:
 
     async def _checkpoint(self) -> None:
         try:
-            await self._thread.call(checkpoint, self.path, self._epoch, "PASSIVE")
+            await self._writing.call(checkpoint, self.path, self._epoch, "PASSIVE")
         except (sqlite3.Error, JournalError) as error:
             self._stop(_Group(), error)
         self._log_bytes = 0

@@ -55,6 +55,8 @@ def prepare(connection: sqlite3.Connection, path: Path) -> Identity:
     if not identity.journal_id:
         created_at = datetime.now(UTC).isoformat(timespec="seconds")
         create_schema(connection, journal_id=str(uuid.uuid4()), created_at=created_at)
+        # Into the file itself at once: whoever loses the log later still has this journal, and not an empty database.
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         identity = identify(connection, str(path))
     return identity
 

@@ -16,7 +16,7 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 import anyio
 import msgspec
 
-from rc.errors import JournalCorrupt, JournalUnusable
+from rc.errors import JournalCorrupt, JournalError, JournalUnusable
 from rc.events.chain import EventIds, Position, follow_chain
 from rc.events.journal import Record
 from rc.events.sqlite_schema import Identity, identify, sqlite_warnings
@@ -123,18 +123,25 @@ class SqliteReader:
         return await self._call(after, position_at, str(self.path), self._journal_id, after)
 
     async def _page(self, position: Position) -> tuple[list[Record], Position]:
-        """Read whole decisions, about a page of them. An unfinished one at the end is left out."""
+        """Read whole decisions, about a page of them. An unfinished one at the end is left out.
+
+        Whole ones before a record that does not verify are given first; the next call then fails.
+        """
         page: list[Record] = []
         whole, reached = 0, position
-        while not page or reached.due:
-            rows = await self._call(reached.seq + 1, _read_rows, reached.seq)
-            for record, ids in rows:
-                reached = follow_chain(str(self.path), reached, record, ids)
-                page.append(record)
-                if not reached.due:
-                    whole, position = len(page), reached
-            if not rows:
-                break
+        try:
+            while not page or reached.due:
+                rows = await self._call(reached.seq + 1, _read_rows, reached.seq)
+                for record, ids in rows:
+                    reached = follow_chain(str(self.path), reached, record, ids)
+                    page.append(record)
+                    if not reached.due:
+                        whole, position = len(page), reached
+                if not rows:
+                    break
+        except JournalError:
+            if not whole:
+                raise
         self.torn_tail = describe_torn(reached)
         return page[:whole], position
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rc.errors import JournalCorrupt, JournalError
-from rc.events.chain import Position
-from rc.events.codec import UnreadableEvent
+from rc.events.chain import Position, UnreadableRecord
 from rc.events.journal import Head, JournalReader
 from rc.events.sqlite_reader import SqliteReader
 
@@ -74,12 +73,6 @@ async def verify(reader: JournalReader) -> VerifyReport:
         head=head,
         epochs=tuple(epochs),
         problem=None if problem is None else str(problem),
-        problem_seq=_seq_of(problem, head),
+        problem_seq=problem.seq if isinstance(problem, JournalCorrupt | UnreadableRecord) else None,
         torn_tail=reader.torn_tail if isinstance(reader, SqliteReader) else None,
     )
-
-
-def _seq_of(problem: JournalError | None, head: Head) -> int | None:
-    if isinstance(problem, JournalCorrupt):
-        return problem.seq
-    return head.seq + 1 if isinstance(problem, UnreadableEvent) else None
