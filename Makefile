@@ -69,7 +69,7 @@ format: setup ## Repair style and format where that can be done safely
 	@$(IN)/ruff format
 
 types: setup ## Check types, strictly
-	@$(IN)/mypy
+	@$(IN)/mypy rc tests requirements $(if $(wildcard harness/*.py harness/*/*.py),harness)
 
 clean: ## Remove environments, caches and builds; what runs wrote stays
 	rm -rf .venv .venv-core-* build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage htmlcov
