@@ -77,7 +77,7 @@ def take_lease(
         JournalCorrupt: If the chain does not verify; nothing was changed.
     """
     with transaction(connection):
-        position = verify_all(connection, path, verified)
+        position = _follow_to_end(connection, path, verified)
         position, repaired = _repair_tail(connection, path, identity, position)
         lease = read_lease(connection)
         epoch = max(lease.epoch if lease else 0, position.epoch) + 1
@@ -88,7 +88,7 @@ def take_lease(
     return Opening(epoch, position.head, repaired)
 
 
-def verify_all(connection: sqlite3.Connection, path: Path, position: Position) -> Position:
+def _follow_to_end(connection: sqlite3.Connection, path: Path, position: Position) -> Position:
     """Follow the chain to the end of what the connection sees."""
     while (reached := advance(connection, str(path), position)).seq > position.seq:
         position = reached

@@ -51,7 +51,7 @@ def append_group(
         for event, record in zip(decision.decision.events, records, strict=True)
     ]
     with transaction(connection):
-        check_epoch(connection, path, epoch)
+        _check_epoch(connection, path, epoch)
         connection.executemany(_INSERT_EVENT, rows)
         connection.executemany(_INSERT_COMMAND, [(first.seq, first.events, first.command) for first, *_ in laid_out])
     return laid_out
@@ -76,7 +76,7 @@ def _row(record: Record, event: Event) -> tuple[object, ...]:
     )
 
 
-def check_epoch(connection: sqlite3.Connection, path: Path, epoch: int) -> None:
+def _check_epoch(connection: sqlite3.Connection, path: Path, epoch: int) -> None:
     """Hold the lease against the epoch that we were opened with.
 
     Raises:
@@ -99,7 +99,7 @@ def checkpoint(connection: sqlite3.Connection, path: Path, epoch: int, mode: Lit
         JournalFenced: If it is not.
         sqlite3.Error: If the copy failed; the log still has everything.
     """
-    check_epoch(connection, path, epoch)
+    _check_epoch(connection, path, epoch)
     connection.execute(_CHECKPOINT[mode]).fetchone()
 
 
