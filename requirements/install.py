@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import NoReturn
 
@@ -55,8 +57,10 @@ class Environment:
         """Digest everything that decides what is installed."""
         lists = [FOLDER / f"{name}.txt" for name in (*LISTS[self.choice], "pip", "torch")]
         digest = hashlib.sha256(f"{self.choice} {sys.version_info[:2]}".encode())
-        for path in (*lists, ROOT / "pyproject.toml", Path(__file__)):
+        for path in (*lists, Path(__file__)):
             digest.update(hashlib.sha256(path.read_bytes()).digest())
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        digest.update(json.dumps([project["build-system"], project["project"]], sort_keys=True).encode())
         return digest.hexdigest()
 
     def is_ready(self) -> bool:
