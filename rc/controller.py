@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -52,7 +52,7 @@ from rc.projections.control import ControlState, Publication, evolve, state_dige
 from rc.rollout import Rollout
 from rc.task_group import background_tasks
 from rc.update_watch import Commit, UpdateWatch
-from rc.versions import Manifest, WeightIdentity
+from rc.versions import Manifest, WeightIdentity, version_label
 from rc.weights import checkpoint_manifest
 
 __all__ = ("Controller",)
@@ -63,9 +63,12 @@ DEFAULT_LEASE_S = 600.0
 CLOSE_DEADLINE_S = 120.0
 """How long closing waits for an update that is mutating; the sum of the effects' own deadlines is below it."""
 
+_MAX_REASON = 1000
+"""Characters of an owner's error that are kept in the journal; some libraries put whole tensors into theirs."""
+
 
 class Controller:
-    """Rollouts and weight updates over one journal. Use `open`; a controller is valid inside its ``async with`` block."""
+    """Rollouts and weight updates over one journal. Use `open`; valid inside its ``async with`` block."""
 
     def __init__(
         self,
@@ -93,6 +96,7 @@ class Controller:
         self._watches: dict[str, UpdateWatch] = {}
         self._update_turn = anyio.Lock()
         self._busy: set[str] = set()
+        self._started = False
         self._closing = False
 
     # ------------------------------------------------------------------ opening and closing
@@ -118,9 +122,9 @@ class Controller:
         Args:
             journal: Path of the SQLite file, created if it does not exist, or a journal that is open already.
             engine: URL of a vLLM server, or an adapter.
-            transfer: How weights travel. Default: vLLM's weight transfer with the backend that the engine was started with.
+            transfer: How weights travel. Default: vLLM's weight transfer, with the backend that the engine has.
             identity: What the engine loaded at its start, recorded as rc-0 when the journal is new.
-            expects: The parameters that the engine loads. Default: read from its checkpoint, where that is on this machine.
+            expects: The parameters that the engine loads. Default: read from its checkpoint, if it is on this machine.
             api_key: The engine's API key, if it has one.
             takeover: Fence out a controller that still holds the journal but hangs.
             controller_id: Name of this controller in the journal.
@@ -162,11 +166,14 @@ class Controller:
                 await control._start(name, journal.epoch, adapter.name, identity)
                 yield control
             finally:
-                await control._close()
+                failure = await control._close()
+            if failure is not None:
+                raise JournalClosed(f"the controller had stopped before it was closed: {failure}") from failure
 
     async def _start(self, name: str, epoch: int, engine: str, identity: WeightIdentity | None) -> None:
         await self._log.submit(StartController(at=self.now(), controller=name, epoch=epoch))
         await self.join(engine, effects=False)
+        self._started = True
         self._tasks.start_soon(self._run_effects)
         self._tasks.start_soon(self._reap_overdue)
         await self._until_settled()
@@ -211,18 +218,23 @@ class Controller:
             self._log.check_running()
             await self._log.changed()
 
-    async def _close(self) -> None:
+    async def _close(self) -> BaseException | None:
+        """End what is under way and refuse the rest; give what had stopped the controller, if anything had."""
         self._closing = True
         with anyio.move_on_after(CLOSE_DEADLINE_S, shield=True):
             try:
                 await self._abort(tuple(self._log.state.rollouts.active), "its controller was closed")
-                if self._log.state.update is not None:
+                if self._started and self._log.state.update is not None:
                     await self._abandon(self._log.state.update.update, "its controller was closed")
-                await self._until_settled()
+                if self._started:
+                    await self._until_settled()
                 while self._log.unsettled:
                     await self._log.changed()
             except JournalError:
-                pass  # the failure was raised where it happened; the journal is as far as it got
+                pass  # the journal is as far as it got
+        failure = self._log.failure
+        self._log.close()
+        return failure
 
     # ------------------------------------------------------------------ looking
 
@@ -244,9 +256,9 @@ class Controller:
     @property
     def serving(self) -> bool:
         """Whether some engine serves the published version now. False after a restart of it: call `update` then."""
-        published = self.published
+        published, engines = self.published, self.state.engines.values()
         return published is not None and any(
-            engine.phase is Phase.READY and engine.version == published.version for engine in self.state.engines.values()
+            engine.phase is Phase.READY and engine.version == published.version for engine in engines
         )
 
     def now(self) -> float:
@@ -265,13 +277,13 @@ class Controller:
 
         Args:
             rollout_id: Its id in the journal. Default: random.
-            lease_s: After so many seconds without a sign of life the rollout is aborted, so that it cannot hold up updates.
+            lease_s: After so many seconds without a sign of life it is aborted, so that it cannot hold up updates.
             wait: Whether to wait while an update is in progress, instead of raising `NotAdmitted`.
 
         Raises:
             NotAdmitted: No engine serves a published version, and waiting cannot help or was not wanted.
             EngineTainted, EngineLost: The engine is out of service.
-            VersionMismatch: On leaving: the engine attested another version; the rollout was aborted, the engine tainted.
+            VersionMismatch: On leaving: the engine attested another version; it was tainted, the rollout aborted.
         """
         rollout = await self._admit(rollout_id or self._new_id("rollout"), lease_s, wait=wait)
         try:
@@ -279,7 +291,8 @@ class Controller:
             if not rollout.ended and rollout.turns:
                 await rollout.finish()
         except BaseException as error:
-            await self._abort((rollout.id,), _reason(error))
+            with suppress(JournalError):  # the owner's own error matters more; a stopped controller says so everywhere
+                await self._abort((rollout.id,), _reason(error))
             raise
         await self._abort((rollout.id,), "its owner ended it without generating")
 
@@ -292,16 +305,21 @@ class Controller:
                 if not (wait and refusal.transient):
                     raise
                 await self._log.lifecycle_changed()
+                continue
+            except Exception:
+                raise  # nothing was admitted, or the journal failed
             except BaseException:
                 # Cancelled while the admission was on its way to disk: it holds, but nobody holds it.
-                self._tasks.start_soon(self._abort, (rollout,), "its owner was cancelled while being admitted")
+                self._tasks.start_soon(self._give_back, rollout)
                 raise
-            else:
-                active = self._log.state.rollouts.active.get(rollout)
-                if active is None:
-                    raise UnknownRollout(rollout)
+            active = self._log.state.rollouts.active.get(rollout)
+            if active is not None:  # else its engine was lost meanwhile: asking again tells what to do
                 engine = self._engines[active.engine]
                 return Rollout(self, active, engine, self._log.state.engine(active.engine).max_model_len)
+
+    async def _give_back(self, rollout: str) -> None:
+        with suppress(JournalError):
+            await self._abort((rollout,), "its owner was cancelled while being admitted")
 
     async def _abort(self, rollouts: tuple[str, ...], reason: str) -> None:
         active = tuple(rollout for rollout in rollouts if rollout in self._log.state.rollouts.active)
@@ -330,9 +348,10 @@ class Controller:
 
     async def engine_failed(self, engine: str) -> None:
         """Look at an engine that failed a request, and record it if its process is gone or another."""
+        used = self._log.state.engine(engine)
         observed = await self._engines[engine].observe()
         known = self._log.state.engine(engine)
-        if known.phase is Phase.ABSENT:
+        if known.phase is Phase.ABSENT or known.boot != used.boot:
             return
         if observed.gone:
             reason = observed.problem or "nothing listens at its address"
@@ -382,15 +401,15 @@ class Controller:
         self._check_open()
         identity.check_follows(self.published.identity if self.published else None)
         manifest = await self._check_weights(weights)
-        if when_busy == "refuse" and self._log.state.update is not None:
-            update = self._log.state.update
-            raise UpdateInProgress(update.update, f"rc-{update.target}")
-        await self._prepare_transfer()
+        if when_busy == "refuse" and (self._log.state.update is not None or self._update_turn.locked()):
+            update, target = self._log.state.update, version_label(self._log.state.next_version)
+            raise UpdateInProgress(update.update if update else "that waits its turn", target)
         async with self._update_turn:
+            await self._prepare_transfer()
             return await self._run_update(identity, weights, when_busy, manifest)
 
     async def _prepare_transfer(self) -> None:
-        """Meet the engines' workers while they still serve, so that the gap does not pay for it; preflight looks again."""
+        """Meet the engines' workers while they still serve; the gap does not pay for it, and preflight looks again."""
         for name, engine in self._log.state.engines.items():
             if self._transfer is not None and engine.phase in (Phase.JOINED, Phase.READY):
                 problem = await self._transfer.ready(self._engines[name])
@@ -402,9 +421,9 @@ class Controller:
         manifest = weights.manifest()
         comparable = manifest
         for name, expected in self._expected.items():
-            problems += [f"{problem} (engine {name})" for problem in manifest.problems_against(expected, optional=weights.optional())]
-            known = {spec.name for spec in expected.parameters}
-            extra = weights.optional() - known
+            against = manifest.problems_against(expected, optional=weights.optional())
+            problems += [f"{problem} (engine {name})" for problem in against]
+            extra = weights.optional() - {spec.name for spec in expected.parameters}
             comparable = Manifest.of(spec for spec in manifest.parameters if spec.name not in extra)
         if problems:
             raise InvalidWeights("these weights cannot be published; nothing was changed:\n  " + "\n  ".join(problems))
@@ -445,17 +464,16 @@ class Controller:
                     return await watch.outcome(self._log)
         except BaseException:
             current = self._log.state.update
-            if current is not None and current.update == update:
+            if current is not None and current.update == update and self._log.failure is None:
                 self._tasks.start_soon(self._abandon, update, "its caller was cancelled")
             else:
                 self._forget(update)
             raise
 
     async def _abandon(self, update: str, reason: str) -> None:
-        try:
+        # Illegal where it has ended, or where mutation began and it completes or taints.
+        with suppress(IllegalTransition, JournalError):
             await self._log.submit(AbandonUpdate(at=self.now(), update=update, reason=reason))
-        except (IllegalTransition, JournalError):
-            pass  # it has ended, or mutation began and it completes or taints; or the log has stopped
 
     def _forget(self, update: str) -> None:
         self._watches.pop(update, None)
@@ -496,7 +514,7 @@ class Controller:
                 await self._log.submit(ReportEvidence(at=self.now(), engine=effect.engine, evidence=evidence))
         except JournalError:
             pass  # the log has stopped and says so to everybody
-        except Exception as error:  # a defect of ours: stop for good rather than guess
+        except Exception as error:  # noqa: BLE001 - a defect of ours: stop for good rather than guess
             self._log.fail(error)
         finally:
             self._busy.discard(effect.engine)
@@ -529,7 +547,8 @@ def _default_transfer() -> WeightTransfer:
 
 def _check_suitable(engine: str, facts: EngineFacts) -> None:
     if facts.missing:
-        raise EngineUnsuitable(f"engine {engine} (vLLM {facts.vllm}) cannot be driven:\n  " + "\n  ".join(facts.missing))
+        missing = "\n  ".join(facts.missing)
+        raise EngineUnsuitable(f"engine {engine} (vLLM {facts.vllm}) cannot be driven:\n  {missing}")
 
 
 def _manifest_at(root: str) -> Manifest | None:
@@ -541,4 +560,5 @@ def _reason(error: BaseException) -> str:
     """Why a rollout's owner left its block."""
     if not isinstance(error, Exception):
         return "its owner was cancelled"
-    return f"its owner raised {type(error).__name__}: {error}".removesuffix(": ")
+    reason = f"its owner raised {type(error).__name__}: {error}".removesuffix(": ")[:_MAX_REASON]
+    return reason.encode(errors="replace").decode()

@@ -1,24 +1,29 @@
 """Decide, append, evolve: the one loop through which state changes, in memory and on disk in the same order.
 
-Decisions are made on the newest state, so that many can share one durable commit; what others may see and what effects start
-from is the *settled* state, the part that is on disk.
+Decisions are made on the newest state, so that many can share one durable commit; what others may see and what effects
+start from is the *settled* state, the part that is on disk.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 import anyio
 
 from rc.commands import Command
 from rc.decide import decide
 from rc.errors import JournalClosed, JournalError
+from rc.events.codec import as_recorded
 from rc.events.journal import Decision, Journal
 from rc.events.types import AbortRollout, Admit, Event, FinishRollout
 from rc.projections.control import CHECKPOINTS, ControlState, evolve, state_digest
 
 __all__ = ("DecisionLog",)
+
+_LOOK_AGAIN_S: Final = 0.01
+"""How often to ask the journal about a decision whose caller is gone: some commits' worth of time."""
 
 
 class DecisionLog:
@@ -63,6 +68,7 @@ class DecisionLog:
             JournalError: The journal failed; the controller is stopped and the outcome unknown until it is reopened.
         """
         self.check_running()
+        command = as_recorded(command)
         events = decide(self.state, command)
         if not events:
             return ()
@@ -78,8 +84,13 @@ class DecisionLog:
         try:
             with anyio.CancelScope(shield=True):
                 await self._journal.append(decision)
-        except JournalError as error:
+        except Exception as error:  # whatever it is: memory is ahead of what the journal is known to hold
             self.fail(error)
+            raise
+        except (
+            BaseException
+        ):  # asyncio's own cancellation, which no shield keeps out: others must see it become durable
+            self.poke()
             raise
         self._settle()
         return events
@@ -88,6 +99,8 @@ class DecisionLog:
         """Raise if the log was stopped by a failure."""
         if self.failure is None:
             return
+        if isinstance(self.failure, JournalClosed):
+            raise JournalClosed(str(self.failure)) from self.failure
         if isinstance(self.failure, JournalError):
             raise JournalClosed(f"the controller stopped when its journal failed: {self.failure}") from self.failure
         raise JournalClosed(f"the controller stopped on an internal error: {self.failure!r}") from self.failure
@@ -98,9 +111,15 @@ class DecisionLog:
             self.failure = error
         self._wake(lifecycle=True)
 
+    def close(self) -> None:
+        """Refuse whatever comes, and wake everybody who waits."""
+        self.fail(JournalClosed("this controller was closed; open another one"))
+
     async def changed(self) -> None:
-        """Wait until something more is durable. Looks again by itself where a cancelled caller left a decision behind."""
-        with anyio.move_on_after(0.01 if self.unsettled else None):
+        """Wait until something more is durable; look by itself where a cancelled caller left a decision behind."""
+        if self._settle():
+            return  # what the caller waits for may be what just became durable
+        with anyio.move_on_after(_LOOK_AGAIN_S if self._unsettled else None):
             await self._changed.wait()
 
     async def lifecycle_changed(self) -> None:
@@ -111,7 +130,8 @@ class DecisionLog:
         """Make everybody who waits for a change look again."""
         self._wake(lifecycle=False)
 
-    def _settle(self) -> None:
+    def _settle(self) -> bool:
+        """Take note of what has become durable; tell whether anything has."""
         lifecycle = False
         settled = False
         while self._unsettled and self._unsettled[0][0] <= self._journal.head.seq:
@@ -122,6 +142,7 @@ class DecisionLog:
                 self._on_event(event)
         if settled:
             self._wake(lifecycle=lifecycle)
+        return settled
 
     def _wake(self, *, lifecycle: bool) -> None:
         self._changed.set()

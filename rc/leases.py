@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,13 +13,13 @@ __all__ = ("Leases",)
 class Leases:
     """Deadlines by rollout id, in the controller's clock. A rollout that is *held* is never overdue.
 
-    Renewals are not journaled: they only keep this controller from reaping, and a dead controller's rollouts end anyway.
+    Renewals are not journaled: they only keep this controller from reaping; a dead controller's rollouts end anyway.
     """
 
     def __init__(self) -> None:
         self._length_s: dict[str, float] = {}
         self._until: dict[str, float] = {}
-        self._held: set[str] = set()
+        self._held: Counter[str] = Counter()
         self._heap: list[tuple[float, str]] = []
 
     def start(self, rollout: str, length_s: float, now: float) -> None:
@@ -35,12 +36,14 @@ class Leases:
 
     @contextmanager
     def held(self, rollout: str) -> Iterator[None]:
-        """Suspend the lease while work that has a deadline of its own is under way."""
-        self._held.add(rollout)
+        """Suspend the lease while work that has a deadline of its own is under way; several at once may hold it."""
+        self._held[rollout] += 1
         try:
             yield
         finally:
-            self._held.discard(rollout)
+            self._held[rollout] -= 1
+            if not self._held[rollout]:
+                del self._held[rollout]
 
     def end(self, rollout: str) -> None:
         """Forget a rollout."""

@@ -34,8 +34,8 @@ class _Owner(Protocol):
 class Rollout:
     """A rollout bound to one committed version on one engine.
 
-    Use `generate`, as often as the rollout has turns; leaving the ``async with`` block records the trajectory. Or drive the
-    engine at `url` with a client of your own, under `version`, and hand the result to `finish`.
+    Use `generate`, as often as the rollout has turns; leaving the ``async with`` block records the trajectory. Or drive
+    the `engine` with a client of your own, under `version`, and hand the result to `finish`.
     """
 
     def __init__(self, owner: _Owner, active: ActiveRollout, engine: EngineAdapter, max_model_len: int) -> None:
@@ -44,6 +44,7 @@ class Rollout:
         self._engine = engine
         self._max_model_len = max_model_len
         self._turns: list[Turn] = []
+        self._sent = 0
         self._ended = False
 
     @property
@@ -90,7 +91,7 @@ class Rollout:
             prompt_token_ids: Exact tokens of the prompt, earlier turns included.
             max_tokens: Most tokens to sample.
             temperature: Sampling temperature; 0 is greedy.
-            **sampling: Further sampling parameters by vLLM's names, e.g. ``top_p=0.9``, ``seed=1``, ``stop_token_ids=[2]``.
+            **sampling: Further sampling parameters by vLLM's names, e.g. ``top_p=0.9``, ``stop_token_ids=[2]``.
 
         Returns:
             The turn: tokens, logprobs, and the engine's attestation of the version. It is part of the trajectory.
@@ -109,14 +110,18 @@ class Rollout:
         if self._max_model_len and len(prompt) + max_tokens > self._max_model_len:
             raise PromptTooLong(len(prompt), max_tokens, self._max_model_len)
         request = GenerateRequest(
-            request=f"{self.id}-{len(self._turns)}",
+            request=f"{self.id}-{self._sent}",
             prompt_token_ids=prompt,
             sampling={"max_tokens": max_tokens, "temperature": temperature, **sampling},
             cache_salt=self.version_label,
         )
+        self._sent += 1
         started_at = self._owner.now()
-        with self._owner.lease_held(self.id):
-            generation = await self._generation(await self._engine.generate(request))
+        try:
+            with self._owner.lease_held(self.id):
+                generation = await self._generation(await self._engine.generate(request))
+        finally:
+            self.renew()
         turn = Turn(
             prompt_token_ids=prompt,
             token_ids=generation.token_ids,
@@ -164,4 +169,3 @@ class Rollout:
         await self._owner.end_rollout(self.id, given)
         self._turns = list(given)
         self._ended = True
-

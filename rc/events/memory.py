@@ -141,9 +141,11 @@ class MemoryJournal(MemoryReader):
             raise JournalClosed("the journal is closed; open it again")
         append = _Append(encode_decision(decision))
         self._waiting.append(append)
-        # Others run between the call and durability, as they do while a disk writes.
-        await anyio.lowlevel.checkpoint()
-        self._write_waiting()
+        try:
+            # Others run between the call and durability, as they do while a disk writes.
+            await anyio.lowlevel.checkpoint()
+        finally:
+            self._write_waiting()  # also for a caller that was cancelled meanwhile: nobody else may come
         if append.failure is not None:
             raise append.failure
         return append.records
