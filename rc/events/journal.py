@@ -159,23 +159,31 @@ def genesis_hash(journal_id: str) -> str:
     return hashlib.sha256(f"rc journal {journal_id}".encode()).hexdigest()
 
 
+_Content = tuple[int, int, float, str, int, str, int, str | None, int, str | None]
+"""A record's fields in the order in which they are hashed; this order and its JSON are the format."""
+
+_encoder = msgspec.json.Encoder()
+
+
 def record_hash(previous: str, record: Record) -> str:
     """Compute the hash that a record must carry after ``previous``."""
-    content = msgspec.json.encode(
-        (
-            record.seq,
-            record.epoch,
-            record.at,
-            record.kind,
-            record.schema,
-            record.body,
-            record.cause,
-            record.command,
-            record.events,
-            record.state_digest,
-        )
+    content = (
+        record.seq,
+        record.epoch,
+        record.at,
+        record.kind,
+        record.schema,
+        record.body,
+        record.cause,
+        record.command,
+        record.events,
+        record.state_digest,
     )
-    return hashlib.sha256(previous.encode() + content).hexdigest()
+    return _content_hash(previous, content)
+
+
+def _content_hash(previous: str, content: _Content) -> str:
+    return hashlib.sha256(previous.encode() + _encoder.encode(content)).hexdigest()
 
 
 def encode_decision(decision: Decision) -> EncodedDecision:
@@ -196,22 +204,30 @@ def chain_records(head: Head, epoch: int, encoded: EncodedDecision) -> tuple[Rec
     """Lay a decision out as the records that follow ``head``."""
     decision = encoded.decision
     records: list[Record] = []
-    first, previous = head.seq + 1, head.hash
+    command: str | None = encoded.command
+    cause, previous, count = head.seq + 1, head.hash, len(decision.events)
     parts = zip(decision.events, encoded.bodies, decision.digests, strict=True)
-    for offset, (event, body, digest) in enumerate(parts):
-        unhashed = Record(
-            seq=first + offset,
-            epoch=epoch,
-            at=float(event.at),  # an int would come back from the file as a float and hash differently
-            kind=event.kind,
-            schema=event.schema,
-            body=body,
-            cause=first,
-            command=encoded.command if offset == 0 else None,
-            events=len(decision.events) if offset == 0 else 0,
-            state_digest=digest,
-            hash="",
-        )
-        previous = record_hash(previous, unhashed)
-        records.append(msgspec.structs.replace(unhashed, hash=previous))
+    for seq, (event, body, digest) in enumerate(parts, start=cause):
+        at = float(event.at)  # an int would come back from the file as a float and hash differently
+        content = (seq, epoch, at, event.kind, event.schema, body, cause, command, count, digest)
+        previous = _content_hash(previous, content)
+        records.append(_record(content, previous))
+        command, count = None, 0
     return tuple(records)
+
+
+def _record(content: _Content, hash_: str) -> Record:
+    seq, epoch, at, kind, schema, body, cause, command, events, state_digest = content
+    return Record(
+        seq=seq,
+        epoch=epoch,
+        at=at,
+        kind=kind,
+        schema=schema,
+        body=body,
+        cause=cause,
+        command=command,
+        events=events,
+        state_digest=state_digest,
+        hash=hash_,
+    )
