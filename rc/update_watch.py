@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from rc.decision_log import DecisionLog
-from rc.errors import UpdateAbandoned, UpdateError, UpdateTainted
-from rc.events import types as events
+from rc.errors import UpdateAbandoned, UpdateTainted
+from rc.events.types import Event
+from rc.projections.timeline import Timeline, UpdateTimes, advance_timeline
 from rc.versions import WeightIdentity, version_label
 
 __all__ = ("Commit", "UpdateWatch")
@@ -16,10 +17,10 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """A published version and what it took, by the journal's own times.
 
     Attributes:
-        drain_s: From the request until no rollout was active.
-        gap_s: From the start of the pause until the engine generated again: how long it could not serve.
+        drain_s: From the end of admission until no rollout was active.
+        gap_s: From then until the engine generated again: how long it could not serve.
         install_s: Sending and applying the weights, within the gap.
-        sent_bytes: Bytes of weights sent.
+        committed_at: Unix seconds.
     """
 
     version: int
@@ -28,12 +29,25 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float
     gap_s: float
     install_s: float
-    sent_bytes: int
+    committed_at: float
 
     @property
     def label(self) -> str:
         """The version as engines attest it, e.g. ``"rc-7"``."""
         return version_label(self.version)
+
+    @classmethod
+    def of(cls, times: UpdateTimes) -> Commit:
+        """Take it from the timeline of an update that has committed."""
+        return cls(
+            version=times.target,
+            identity=times.identity,
+            update=times.update,
+            drain_s=times.drain_s or 0.0,
+            gap_s=times.gap_s or 0.0,
+            install_s=times.install_s or 0.0,
+            committed_at=times.ended_at or 0.0,
+        )
 
 
 class UpdateWatch:
@@ -41,48 +55,21 @@ class UpdateWatch:
 
     def __init__(self, update: str) -> None:
         self.update = update
-        self.ended = False
-        self._target = ""
-        self._commit: Commit | None = None
-        self._error: UpdateError | None = None
-        self._requested_at = self._paused_at = self._resumed_at = 0.0
-        self._install_s = 0.0
-        self._sent_bytes = 0
+        self._timeline = Timeline()
 
-    def note(self, event: events.Event) -> None:
+    def note(self, event: Event) -> None:
         """Take in a durable event; one that is not of this update changes nothing."""
-        if getattr(event, "update", None) != self.update:
-            return
-        match event:
-            case events.RequestUpdate():
-                self._target, self._requested_at = version_label(event.target), event.at
-            case events.Quiesced():
-                self._paused_at = event.at - event.evidence.took_s
-            case events.Installed():
-                self._install_s = event.evidence.took_s
-                self._sent_bytes = getattr(event.evidence, "sent_bytes", 0)
-            case events.Resumed():
-                self._resumed_at = event.at
-            case events.Committed():
-                self._end(commit=self._commit_of(event))
-            case events.UpdateAbandoned():
-                self._end(error=UpdateAbandoned(self.update, self._target, event.reason))
-            case events.Tainted():
-                self._end(error=UpdateTainted(self.update, self._target, event.reason))
+        if getattr(event, "update", None) == self.update:
+            self._timeline = advance_timeline(self._timeline, event)
 
-    def _end(self, *, commit: Commit | None = None, error: UpdateError | None = None) -> None:
-        self.ended, self._commit, self._error = True, commit, error
+    @property
+    def _times(self) -> UpdateTimes | None:
+        return self._timeline.by_update.get(self.update)
 
-    def _commit_of(self, event: events.Committed) -> Commit:
-        return Commit(
-            version=event.version,
-            identity=event.identity,
-            update=event.update,
-            drain_s=self._paused_at - self._requested_at,
-            gap_s=self._resumed_at - self._paused_at,
-            install_s=self._install_s,
-            sent_bytes=self._sent_bytes,
-        )
+    @property
+    def ended(self) -> bool:
+        """Whether it committed, was abandoned, or left no member untainted."""
+        return self._times is not None and self._times.outcome != "in_progress"
 
     async def outcome(self, log: DecisionLog) -> Commit:
         """Wait for the end.
@@ -94,7 +81,12 @@ class UpdateWatch:
         while not self.ended:
             log.check_running()
             await log.changed()
-        if self._error is not None:
-            raise self._error
-        assert self._commit is not None
-        return self._commit
+        times = self._times
+        assert times is not None, "an update that has ended was requested"
+        target = version_label(times.target)
+        match times.outcome:
+            case "abandoned":
+                raise UpdateAbandoned(self.update, target, times.reason or "no reason given")
+            case "tainted":
+                raise UpdateTainted(self.update, target, times.reason or "no reason given")
+        return Commit.of(times)

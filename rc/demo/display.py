@@ -25,6 +25,10 @@ class Display(Progress, Protocol):
         """Show something that happened outside of the steps."""
         ...
 
+    def watch(self, active: Callable[[], int]) -> None:
+        """Take the number of active rollouts from here from now on."""
+        ...
+
     def __enter__(self) -> Display: ...
 
     def __exit__(
@@ -32,17 +36,11 @@ class Display(Progress, Protocol):
     ) -> None: ...
 
 
-def display_for(*, steps: int, live: bool, active: Callable[[], int]) -> Display:
-    """Choose a display.
-
-    Args:
-        steps: How many steps the run has.
-        live: Whether to redraw a table; it needs a terminal.
-        active: Gives the number of rollouts that are active now.
-    """
+def display_for(*, steps: int, live: bool) -> Display:
+    """Choose a display for a run of so many steps; ``live`` redraws a table, where there is a terminal to do it on."""
     console = Console(stderr=True)
     if live and console.is_terminal:
-        return LiveDisplay(console, steps, active)
+        return LiveDisplay(console, steps)
     return PlainDisplay(console, steps)
 
 
@@ -65,6 +63,9 @@ class PlainDisplay:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def watch(self, active: Callable[[], int]) -> None:
+        """Nothing: lines do not change."""
+
     def say(self, message: str) -> None:
         """Print it."""
         self._console.print(message, highlight=False, markup=False, soft_wrap=True)
@@ -80,21 +81,21 @@ class PlainDisplay:
 
     def stepped(self, result: StepResult) -> None:
         """Print the step."""
-        commit, report = result.commit, result.report
+        commit, learned = result.commit, result.learned
         self.say(
-            f"step {result.step:>3}/{self._steps}  {commit.label:<6}  reward {report.reward_mean:.3f} "
-            f"{reward_bar(report.reward_mean)}  drain {commit.drain_s * 1000:5.0f} ms  gap {commit.gap_s * 1000:4.0f} ms  "
-            f"sampled in {result.sampling_s:.1f} s, learned in {report.seconds:.1f} s"
+            f"step {learned.step:>3}/{self._steps}  {commit.label:<6}  reward {learned.reward_mean:.3f} "
+            f"{reward_bar(learned.reward_mean)}  drain {commit.drain_s * 1000:5.0f} ms  gap {commit.gap_s * 1000:4.0f} ms  "
+            f"sampled in {learned.sampling_s:.1f} s, learned in {learned.learning_s:.1f} s"
         )
 
 
 class LiveDisplay:
     """A table that grows by a row a step, above a line that says what is going on."""
 
-    def __init__(self, console: Console, steps: int, active: Callable[[], int]) -> None:
+    def __init__(self, console: Console, steps: int) -> None:
         self._console = console
         self._steps = steps
-        self._active = active
+        self._active: Callable[[], int] = lambda: 0
         self._results: list[StepResult] = []
         self._doing = "starting"
         self._version = "nothing yet"
@@ -106,6 +107,10 @@ class LiveDisplay:
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+
+    def watch(self, active: Callable[[], int]) -> None:
+        """Show this number of active rollouts."""
+        self._active = active
 
     def say(self, message: str) -> None:
         """Print it above the table."""
@@ -133,7 +138,7 @@ class LiveDisplay:
         for heading, justify in (("version", "left"), ("reward", "right"), ("", "left"), ("drain", "right"), ("gap", "right")):
             table.add_column(heading, justify="right" if justify == "right" else "left")
         for result in self._results:
-            commit, reward = result.commit, result.report.reward_mean
+            commit, reward = result.commit, result.learned.reward_mean
             table.add_row(
                 commit.label,
                 f"{reward:.3f}",

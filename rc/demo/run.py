@@ -8,7 +8,6 @@ finish first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import anyio
@@ -17,9 +16,9 @@ import msgspec
 
 from rc.controller import Controller
 from rc.demo.checkpoint import save_checkpoint
-from rc.demo.grpo import Completion, Group, GrpoTrainer, StepReport
+from rc.demo.grpo import Completion, Group, GrpoTrainer
 from rc.demo.policy import Policy
-from rc.demo.run_directory import DemoSettings
+from rc.demo.run_directory import DemoSettings, LearnedStep, RunDirectory
 from rc.demo.task import Prompt, prompt_batch, reward, sampling_seed
 from rc.errors import EngineError, NotAdmitted, RolloutCoreError, UnknownRollout
 from rc.task_group import background_tasks
@@ -36,10 +35,8 @@ EVALUATION_TOKENS = 96
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """One training step: what was learned, and the version that carries it."""
 
-    step: int
-    report: StepReport
+    learned: LearnedStep
     commit: Commit
-    sampling_s: float
 
 
 class Progress(Protocol):
@@ -68,21 +65,21 @@ async def train(
     trainer: GrpoTrainer,
     prompts: Sequence[Prompt],
     settings: DemoSettings,
-    checkpoint: Path,
+    directory: RunDirectory,
     progress: Progress,
 ) -> None:
     """Take the steps that are left, publishing each.
 
-    The trainer's checkpoint is written before its weights are published, so that a run that is killed between the two
-    publishes them when it goes on.
+    What a step learned is on disk before its weights are published, so that a run that is killed between the two publishes
+    them when it goes on.
     """
     published = control.published
     assert published is not None, "an open controller has published rc-0"
     if trainer.steps_done > published.identity.step or not control.serving:
         progress.publishing(trainer.steps_done)
-        await _publish(control, trainer, settings, checkpoint)
+        await _publish(control, trainer, settings)
     async with background_tasks() as tasks:
-        tasks.start_soon(_evaluate, control, policy, prompts, settings)
+        tasks.start_soon(_evaluate, control, policy, prompts)
         while trainer.steps_done < settings.steps:
             step = trainer.steps_done + 1
             started = anyio.current_time()
@@ -90,10 +87,16 @@ async def train(
             sampling_s = anyio.current_time() - started
             progress.learning(step)
             report = await anyio.to_thread.run_sync(trainer.step, groups)
-            await anyio.to_thread.run_sync(save_checkpoint, checkpoint, trainer)
+            learned = LearnedStep.of(report, sampling_s)
+            await anyio.to_thread.run_sync(_save, directory, trainer, learned)
             progress.publishing(step)
-            commit = await _publish(control, trainer, settings, checkpoint)
-            progress.stepped(StepResult(step=step, report=report, commit=commit, sampling_s=sampling_s))
+            commit = await _publish(control, trainer, settings)
+            progress.stepped(StepResult(learned=learned, commit=commit))
+
+
+def _save(directory: RunDirectory, trainer: GrpoTrainer, learned: LearnedStep) -> None:
+    directory.append_step(learned)
+    save_checkpoint(directory.checkpoint, trainer)
 
 
 def run_name(settings: DemoSettings) -> str:
@@ -101,8 +104,8 @@ def run_name(settings: DemoSettings) -> str:
     return f"demo-seed{settings.seed}"
 
 
-async def _publish(control: Controller, trainer: GrpoTrainer, settings: DemoSettings, checkpoint: Path) -> Commit:
-    identity = WeightIdentity(run=run_name(settings), step=trainer.steps_done, checkpoint=checkpoint.name)
+async def _publish(control: Controller, trainer: GrpoTrainer, settings: DemoSettings) -> Commit:
+    identity = WeightIdentity(run=run_name(settings), step=trainer.steps_done)
     return await control.update(identity, ModuleWeights(trainer.published))
 
 
@@ -156,7 +159,7 @@ def _first(group: BaseExceptionGroup[RolloutCoreError]) -> RolloutCoreError:
     return error
 
 
-async def _evaluate(control: Controller, policy: Policy, prompts: Sequence[Prompt], settings: DemoSettings) -> None:
+async def _evaluate(control: Controller, policy: Policy, prompts: Sequence[Prompt]) -> None:
     """Sample greedily, prompt after prompt, for as long as the run lasts."""
     turn = 0
     while True:

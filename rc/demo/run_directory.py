@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from rc.errors import CallerError
 
-__all__ = ("DemoSettings", "RunDirectory", "UnusableRun")
+if TYPE_CHECKING:
+    from rc.demo.grpo import StepReport
+
+__all__ = ("DemoSettings", "LearnedStep", "RunDirectory", "UnusableRun")
 
 
 class UnusableRun(CallerError):
@@ -47,6 +51,31 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise UnusableRun("completions must be at least 2: a group of one has nothing to be compared with")
 
 
+class LearnedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of a training step; times in seconds, the rest as `rc.demo.grpo.StepReport` has it."""
+
+    step: int
+    reward_mean: float
+    reward_std: float
+    logprob_gap_mean: float
+    groups: int
+    sampling_s: float
+    learning_s: float
+
+    @classmethod
+    def of(cls, report: StepReport, sampling_s: float) -> LearnedStep:
+        """Take it from the trainer's report."""
+        return cls(
+            step=report.step,
+            reward_mean=report.reward_mean,
+            reward_std=report.reward_std,
+            logprob_gap_mean=report.logprob_gap_mean,
+            groups=report.groups,
+            sampling_s=sampling_s,
+            learning_s=report.seconds,
+        )
+
+
 class RunDirectory:
     """The files of one run below ``path``."""
 
@@ -57,6 +86,7 @@ class RunDirectory:
         self.checkpoint = path / "trainer.pt"
         self.engine_record = path / "engine.json"
         self.engine_log = path / "engine.log"
+        self.steps = path / "steps.jsonl"
         self.timeline = path / "timeline.svg"
         self.report = path / "report.json"
         self._settings = path / "settings.json"
@@ -114,6 +144,27 @@ class RunDirectory:
             raise UnusableRun(f"{self.path} is not empty and not a demo run; name another --out") from None
         except (OSError, msgspec.DecodeError) as error:
             raise UnusableRun(f"{self._settings} cannot be read ({error}); name another --out") from error
+
+
+    def append_step(self, learned: LearnedStep) -> None:
+        """Remember a step, durably."""
+        with self.steps.open("ab") as stream:
+            stream.write(msgspec.json.encode(learned) + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def learned_steps(self, upto: int) -> tuple[LearnedStep, ...]:
+        """Give the steps that count: a step that was cut off before its checkpoint was taken again later."""
+        if not self.steps.exists():
+            return ()
+        last: dict[int, LearnedStep] = {}
+        for line in self.steps.read_bytes().splitlines():
+            try:
+                learned = msgspec.json.decode(line, type=LearnedStep)
+            except msgspec.DecodeError:
+                continue  # the line that a killed run was writing
+            last[learned.step] = learned
+        return tuple(last[step] for step in sorted(last) if step <= upto)
 
 
 def _difference(begun: DemoSettings, settings: DemoSettings) -> str:

@@ -23,7 +23,7 @@ import msgspec
 
 from rc.errors import EngineStartFailed
 
-__all__ = ("EngineProcess", "ProcessIdentity", "free_port", "port_taken", "vllm_command", "vllm_environment")
+__all__ = ("EngineProcess", "ProcessIdentity", "free_port", "leaders_with", "port_taken", "vllm_command", "vllm_environment")
 
 START_DEADLINE_S: Final = 300.0
 """A small model on two cores takes 30 s; large ones load for minutes: raise it for those."""
@@ -219,6 +219,24 @@ def port_taken(port: int, host: str = "127.0.0.1") -> bool:
         except OSError:
             return True
         return False
+
+
+def leaders_with(variable: str, value: str) -> tuple[ProcessIdentity, ...]:
+    """Find process group leaders that were started with a variable in their environment."""
+    wanted = f"{variable}={value}".encode()
+    found: list[ProcessIdentity] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        pid = int(entry.name)
+        try:
+            leads = os.getpgid(pid) == pid and wanted in (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        identity = ProcessIdentity.of(pid) if leads else None
+        if identity is not None:
+            found.append(identity)
+    return tuple(found)
 
 
 def _start_ticks(pid: int) -> int | None:
