@@ -1,0 +1,1 @@
+"""Experiments: each measures a claim on real parts and writes an artifact. ``python -m harness.NAME``."""
