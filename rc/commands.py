@@ -1,7 +1,7 @@
 """The commands that `rc.decide.decide` answers with events.
 
-A command carries everything that its decision depends on besides the state: time, ids and evidence enter here as data, which
-is what makes replaying a journal exact. Commands are recorded beside the events they caused.
+A command carries everything that its decision depends on besides the state: time, ids and evidence enter here as
+data, which is what makes replaying a journal exact. Commands are recorded beside the events they caused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Decide: what a command means in a state, as events. Pure: no clock, no I/O, no randomness.
 
-A command that cannot be carried out raises a typed error and yields nothing. Evidence never raises for being bad news: bad
-news is an event too (`update_abandoned`, `tainted`, `engine_lost`). What each report must show is in `rc.judge`.
+A command that cannot be carried out raises a typed error and yields nothing. Evidence never raises for being bad
+news: bad news is an event too (`update_abandoned`, `tainted`, `engine_lost`). What each report must show is in
+`rc.judge`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Evidence: what an effect handler saw at an engine, as plain data.
 
-A handler acts and reports; it never decides. Each report carries an `Observation` taken *after* the action, so that the
-core can check the postcondition itself instead of trusting a status code. Unknown values are None and count as unproven.
+A handler acts and reports; it never decides. Each report carries an `Observation` taken *after* the action, so that
+the core can check the postcondition itself instead of trusting a status code. Unknown values are None and count as
+unproven.
 """
 
 from __future__ import annotations

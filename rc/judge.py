@@ -1,8 +1,8 @@
 """Judge evidence: does what an engine showed prove the step that was asked of it?
 
-A report proves a step only if the engine's own attestation, read after the action, agrees: same process (boot), expected
-label, expected pause state. Anything else takes the safest way out that the phase allows: nothing mutated yet, so the update
-is abandoned; or something may have, so the engine is tainted.
+A report proves a step only if the engine's own attestation, read after the action, agrees: same process (boot),
+expected label, expected pause state. Anything else takes the safest way out that the phase allows: nothing mutated
+yet, so the update is abandoned; or something may have, so the engine is tainted.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def reconcile(state: ControlState, engine: EngineState, at: float, observed: Obs
     """Settle what a dead controller left in doubt, by what the engine shows now.
 
     Nothing mutated: the update is abandoned. Provably complete (vLLM writes the label after every worker has finished):
-    the update goes on from there. Neither can be shown: tainted. Phases whose effect may be repeated yield nothing here.
+    the update goes on from there. Neither can be shown: tainted. Phases whose effect may be repeated yield nothing.
     """
     look = LookReport(observed=observed)
     if engine.phase in (Phase.DRAINING, Phase.QUIESCED):
@@ -243,9 +243,9 @@ def lose_engine(
 ) -> tuple[Event, ...]:
     """Record that the engine's process is no longer there.
 
-    Its rollouts end. An update in which nothing has mutated is abandoned; in one where something may have, the engine is
-    tainted, and leaves only once its process is known to be another (``gone``). An update that has mutated other members
-    goes on without it.
+    Its rollouts end. An update in which nothing has mutated is abandoned; in one where something may have, the engine
+    is tainted, and leaves only once its process is known to be another (``gone``). An update that has mutated other
+    members goes on without it.
     """
     if engine.phase is Phase.ABSENT:
         return ()

@@ -2,19 +2,20 @@
 
 Theory of operation
 -------------------
-An engine is JOINED when a probe has found its process; what it holds is then only its own word, so it serves nothing. It
-becomes READY when an update has committed to it. An update walks it through::
+An engine is JOINED when a probe has found its process; what it holds is then only its own word, so it serves nothing.
+It becomes READY when an update has committed to it. An update walks it through::
 
     READY ─drain→ DRAINING ─quiesced→ QUIESCED ─begin_update→ UPDATING ─installed→ INVALIDATING
           ─invalidated→ VALIDATING ─validated→ RESUMING ─resumed→ READY
 
-and each step is taken on evidence that the previous one held. ``begin_update`` is the point of no return. Before it, and
-after it only with proof that nothing was sent, ``update_abandoned`` leads back through RESUMING to where the engine came
-from. After it, anything that evidence cannot clear is ``tainted``: TAINTED has one way out, the end of that process.
+and each step is taken on evidence that the previous one held. ``begin_update`` is the point of no return. Before it,
+and after it only with proof that nothing was sent, ``update_abandoned`` leads back through RESUMING to where the
+engine came from. After it, anything that evidence cannot clear is ``tainted``: TAINTED has one way out, the end of
+that process.
 
-Rollouts are admitted in READY only. From QUIESCED to VALIDATING there are none, which is what makes mutation safe; where an
-update is abandoned while draining, the rollouts that it found go on, so they may still end in RESUMING. An event that is not
-in the row of a phase is illegal there: `next_phase` raises `IllegalTransition` and nothing changes.
+Rollouts are admitted in READY only. From QUIESCED to VALIDATING there are none, which is what makes mutation safe;
+where an update is abandoned while draining, the rollouts that it found go on, so they may still end in RESUMING. An
+event that is not in the row of a phase is illegal there: `next_phase` raises `IllegalTransition` and nothing changes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What must be done now: a pure function of the state, so that it says the same after a crash as before it.
 
-Order matters only between an event and its effect: an effect is started after the event that calls for it is durable. At
-most one effect per engine is called for at a time. Where a controller died with an effect under way, the state is in doubt:
-what can be repeated is repeated, what cannot (pausing towards a mutation, the mutation itself) is looked at first.
+Order matters only between an event and its effect: an effect is started after the event that calls for it is durable.
+At most one effect per engine is called for at a time. Where a controller died with an effect under way, the state is
+in doubt: what can be repeated is repeated, what cannot (pausing towards a mutation, the mutation itself) is looked at
+first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Events and commands as JSON text, and older shapes brought up to date.
 
-The journal stores what was written, byte for byte, for ever. Reading goes through upcasters: functions from the JSON object
-of one schema version of a kind to the next, named ``upcast_KIND_v1_v2`` and registered in `UPCASTERS`.
+The journal stores what was written, byte for byte, for ever. Reading goes through upcasters: functions from the JSON
+object of one schema version of a kind to the next, named ``upcast_KIND_v1_v2`` and registered in `UPCASTERS`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class UnreadableEvent(JournalError):
 
 
 class UnrecordableCommand(CallerError):
-    """A command holding a value that a journal cannot give back: a NaN or infinite time, a tensor, a malformed string."""
+    """A command with a value that a journal cannot give back: a NaN, an infinite time, a tensor, half a character."""
 
 
 def as_recorded(command: Command) -> Command:
@@ -58,11 +58,14 @@ def as_recorded(command: Command) -> Command:
     try:
         return _command_decoder.decode(_encoder.encode(command))
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise UnrecordableCommand(f"a {type(command).__name__} that no journal can hold: {error}") from error
+        raise UnrecordableCommand(
+            f"no journal can hold this {type(command).__name__}: {error}. Numbers must be finite, text well-formed, "
+            f"sampling parameters plain JSON values"
+        ) from error
 
 
 def encode_event(event: Event) -> str:
-    """Encode an event as JSON text; equal events give equal text."""
+    """Encode an event as JSON text; one that was read back gives the same text again."""
     return _encoder.encode(event).decode()
 
 

@@ -1,8 +1,10 @@
 """The events: immutable facts, one struct per kind, named as users see them in the journal.
 
-Times are Unix seconds. Versions are integers (7 is ``rc-7``). An event says what happened and carries the evidence for it;
-it never says what to do next. A new field always has a default; a changed meaning is a new schema version with an upcaster
-in `rc.events.codec`.
+Times are Unix seconds. Versions are integers (7 is ``rc-7``). An event says what happened and carries the evidence
+for it; it never says what to do next. A new field always has a default, and one of which there is a single object
+(None, False, a small integer, ``""``, ``()``): others are told apart from equal values when they are left out, so
+that reading and writing again would give other bytes. A changed meaning is a new schema version with an upcaster in
+`rc.events.codec`.
 """
 
 from __future__ import annotations
@@ -117,7 +119,7 @@ class EngineJoined(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="e
     engine: str
     boot: str
     label: str
-    profile: str = "stock"
+    profile: str = ""
     vllm: str = ""
     model: str = ""
     max_model_len: int = 0

@@ -1,7 +1,7 @@
 """The state that decisions are made from: a fold of every event, in order.
 
-`evolve` is total over legal histories and raises on any other: it is the same function for the live controller, for replay
-and for recovery.
+`evolve` is total over legal histories and raises on any other: it is the same function for the live controller, for
+replay and for recovery.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from rc.commands import (
     StartUpdate,
 )
 from rc.decide import decide
+from rc.events.codec import as_recorded
 from rc.events.types import Event, Span, Turn, UpdatePath
 from rc.evidence import (
     CacheReport,
@@ -134,7 +135,8 @@ class Core:
         return next_effects(self.state)
 
     def give(self, command: Command) -> tuple[Event, ...]:
-        """Decide a command and apply what it caused."""
+        """Decide a command, as a journal will give it back, and apply what it caused."""
+        command = as_recorded(command)
         events = decide(self.state, command)
         for event in events:
             self.state = evolve(self.state, event)

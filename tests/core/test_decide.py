@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from rc.commands import EndRollout
+from rc.commands import AdmitRollout, EndRollout
+from rc.decide import decide
 from rc.errors import (
     CallerError,
     EngineLost,
@@ -104,7 +105,7 @@ def test_an_active_rollout_id_is_not_admitted_again() -> None:
 def test_a_lease_is_positive_and_finite(lease_s: float) -> None:
     core = serving()
     with pytest.raises(NotAdmitted, match="lease"):
-        core.admit("r1", lease_s=lease_s)
+        decide(core.state, AdmitRollout(at=core.now, rollout="r1", lease_s=lease_s))
 
 
 def test_a_lease_ends_so_long_after_the_admission() -> None:
