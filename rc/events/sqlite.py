@@ -70,7 +70,6 @@ class SqliteJournal:
         self._queue: deque[_Group] = deque()
         self._wanted = anyio.Event()
         self._grown = anyio.Event()
-        self._drained = anyio.Event()
         self._closed = False
         self._failure: JournalError | None = None
         self._log_bytes = 0
@@ -114,7 +113,7 @@ class SqliteJournal:
             try:
                 yield journal
             finally:
-                await journal._close()
+                journal._close()  # the group then waits for the writer, which writes what is queued
 
     @property
     def journal_id(self) -> str:
@@ -181,7 +180,6 @@ class SqliteJournal:
                     break
                 self._wanted = anyio.Event()
                 await self._wanted.wait()
-        self._drained.set()
 
     async def _write(self, group: _Group) -> None:
         try:
@@ -213,12 +211,10 @@ class SqliteJournal:
         while self._queue:
             self._queue.popleft().fail(refused)
 
-    async def _close(self) -> None:
+    def _close(self) -> None:
         self._closed = True
         self._wanted.set()
         self._announce()
-        with anyio.CancelScope(shield=True):
-            await self._drained.wait()
 
     def _announce(self) -> None:
         self._grown.set()

@@ -207,6 +207,20 @@ async def test_a_closed_file_is_whole_without_its_log(path: Path, tmp_path: Path
         assert len(await read(reader)) == 20
 
 
+async def test_a_closed_file_is_whole_also_while_readers_have_it_open(path: Path, tmp_path: Path) -> None:
+    async with SqliteJournal.open(path, controller="c") as journal:
+        await journal.append(admit(1))
+    async with SqliteReader.open(path) as reader:
+        async with SqliteJournal.open(path, controller="c") as journal:
+            await journal.append(admit(2))
+            assert len(await read(reader)) == 2
+        copy = tmp_path / "copy.db"
+        shutil.copy(path, copy)
+        assert len(await read(reader)) == 2
+    async with SqliteReader.open(copy) as reader:
+        assert len(await read(reader)) == 2
+
+
 async def test_an_open_file_is_copied_with_vacuum_into(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     async with SqliteJournal.open(path, controller="c") as journal:
