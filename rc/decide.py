@@ -187,7 +187,7 @@ def _no_engine(state: ControlState) -> RolloutCoreError:
             return EngineTainted(engine.engine, engine.taint or "reason unknown")
         if engine.phase is Phase.JOINED:
             return NotAdmitted(
-                f"engine {engine.engine} holds weights that this journal did not publish (it was restarted); publish "
+                f"engine {engine.engine} holds weights that this journal did not publish (it is new, or was restarted); publish "
                 f"with update() before admitting rollouts",
                 transient=False,
             )

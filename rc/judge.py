@@ -53,7 +53,8 @@ def judge(state: ControlState, command: ReportEvidence) -> tuple[Event, ...]:
         case Phase.RESUMING, ResumeReport():
             return _judge_resume(state, engine, at, evidence)
     doubt = " and in doubt" if engine.in_doubt else ""
-    raise IllegalTransition(type(evidence).__name__, f"{engine.phase.name}{doubt}", f"engine {engine.engine}")
+    busy = f" with {engine.active} active rollouts" if engine.active else ""
+    raise IllegalTransition(type(evidence).__name__, f"{engine.phase.name}{doubt}{busy}", f"engine {engine.engine}")
 
 
 def _mismatch(engine: EngineState, observed: Observation, *, label: str, paused: bool) -> str | None:

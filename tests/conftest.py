@@ -1,8 +1,10 @@
-"""What all tests share."""
+"""Options of the test suite."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import pytest
 
-# The suite without engines also runs where neither torch nor vLLM is installed.
-collect_ignore = [] if find_spec("torch") else ["engine", "test_demo_learning.py", "test_weights.py"]
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--rewrite``."""
+    parser.addoption("--rewrite", action="store_true", help="write the golden scripts anew instead of comparing")

@@ -74,7 +74,7 @@ def test_nothing_is_admitted_to_a_lost_engine() -> None:
 def test_nothing_is_admitted_to_a_restarted_engine_before_an_update() -> None:
     core = serving()
     core.join(boot="e-2")
-    with pytest.raises(NotAdmitted, match="it was restarted"):
+    with pytest.raises(NotAdmitted, match="it is new, or was restarted"):
         core.admit("r1")
     core.publish("u1", step=1)
     (admitted,) = core.admit("r1")
