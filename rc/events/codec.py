@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from rc.commands import Command
-from rc.errors import CallerError, JournalError
+from rc.errors import CallerError, InvalidIdentity, JournalError
 from rc.events.types import EVENT_TYPES, Event
 
 __all__ = (
@@ -36,6 +36,10 @@ UPCASTERS: Final[Mapping[tuple[str, int], Upcaster]] = MappingProxyType({})
 _encoder = msgspec.json.Encoder()
 _event_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 _command_decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
+
+
+_UNREADABLE = (msgspec.MsgspecError, InvalidIdentity)
+"""What decoding raises: an identity checks itself when it is built."""
 
 
 class UnreadableEvent(JournalError):
@@ -88,7 +92,7 @@ def decode_event(
         if schema < event_type.schema:
             return msgspec.convert(_upcast(kind, schema, event_type.schema, body, upcasters), event_type)
         event = _event_decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise UnreadableEvent(f"the body of a {kind} event cannot be read: {error}") from error
     if event.kind != kind:
         raise UnreadableEvent(f"a {kind} event's body says it is {event.kind}")
@@ -120,5 +124,5 @@ def decode_command(body: str) -> Command:
     """
     try:
         return _command_decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise UnreadableEvent(f"a recorded command cannot be read: {error}") from error

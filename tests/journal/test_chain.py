@@ -10,6 +10,7 @@ import pytest
 from rc.commands import StartUpdate
 from rc.errors import JournalCorrupt
 from rc.events.chain import Position, follow_chain, ids_of
+from rc.events.codec import UnreadableEvent, decode_event
 from rc.events.journal import Decision, Head, Record, chain_records, encode_decision, genesis_hash
 from rc.events.types import EVENT_TYPES, BeginUpdate, Committed, Drain, Event, RequestUpdate, Tainted
 from rc.evidence import Observation, PreflightReport
@@ -88,3 +89,9 @@ def test_a_decision_has_events_and_a_digest_or_none_for_each() -> None:
 
 def test_every_kind_of_event_is_named_as_users_see_it() -> None:
     assert all(kind == kind.lower() and kind.replace("_", "").isalpha() for kind in EVENT_TYPES)
+
+
+def test_an_identity_that_this_rc_refuses_makes_its_record_unreadable_and_nothing_worse() -> None:
+    body = '{"kind":"committed","at":1.0,"update":"u","version":1,"identity":{"run":"","step":1},"engines":["e"]}'
+    with pytest.raises(UnreadableEvent, match="needs a run name"):
+        decode_event("committed", 1, body)
