@@ -347,7 +347,7 @@ class Controller:
             raise VersionMismatch(f"rollout {rollout} was aborted: {ended[0].reason}")
 
     async def engine_failed(self, engine: str) -> None:
-        """Look at an engine that failed a request, and record it if its process is gone or another."""
+        """Look at an engine that may be gone, and record it if its process is, or is another."""
         used = self._log.state.engine(engine)
         observed = await self._engines[engine].observe()
         known = self._log.state.engine(engine)
@@ -409,9 +409,16 @@ class Controller:
             return await self._run_update(identity, weights, when_busy, manifest)
 
     async def _prepare_transfer(self) -> None:
-        """Meet the engines' workers while they still serve; the gap does not pay for it, and preflight looks again."""
+        """Meet the engines' workers while they still serve; the gap does not pay for it, and preflight looks again.
+
+        A process that has taken an engine's place is noticed here, before it is paused: afterwards it would look like
+        one that somebody else has paused.
+        """
         for name, engine in self._log.state.engines.items():
-            if self._transfer is not None and engine.phase in (Phase.JOINED, Phase.READY):
+            if engine.phase not in (Phase.JOINED, Phase.READY):
+                continue
+            await self.engine_failed(name)
+            if self._transfer is not None and self._log.state.engine(name).phase is engine.phase:
                 problem = await self._transfer.ready(self._engines[name])
                 if problem is not None:
                     raise EngineUnsuitable(f"engine {name} cannot receive weights now; nothing was changed: {problem}")

@@ -253,13 +253,13 @@ class TestCancelling:
         ("call", "nth", "ends"),
         [
             ("pause", 1, "update_abandoned"),
-            ("observe", 1, "update_abandoned"),
             ("observe", 2, "update_abandoned"),
+            ("observe", 3, "update_abandoned"),
             ("start_weight_update", 1, "committed"),
             ("update_weights", 1, "committed"),
             ("finish_weight_update", 1, "committed"),
             ("reset_prefix_cache", 1, "committed"),
-            ("observe", 5, "committed"),
+            ("observe", 6, "committed"),
             ("resume", 1, "committed"),
         ],
     )
