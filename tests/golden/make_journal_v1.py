@@ -89,8 +89,8 @@ def first_opening(at: Clock) -> Iterator[Command]:
     yield AdmitRollout(at=at(), rollout="r4", lease_s=600.0)
     reason = 'its owner raised ValueError("\\no")\n'
     yield AbortRollouts(at=at(), rollouts=("r2",), reason=reason, turns=(turn("rc-0", 1),))
-    yield AdmitRollout(at=at(), rollout="r2", lease_s=600.0)
-    yield AbortRollouts(at=at(), rollouts=("r2", "r4"), reason="the trainer was closed")
+    yield AdmitRollout(at=at(), rollout="r7", lease_s=600.0)
+    yield AbortRollouts(at=at(), rollouts=("r7", "r4"), reason="the trainer was closed")
     yield update(at(), "u1", step=1)
     yield EndRollout(at=at(), rollout=ODD, turns=(turn("rc-0", 4),))
     yield from install(at, "boot-1", "rc-0", "rc-1")
