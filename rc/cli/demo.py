@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from rc.cli.exit_codes import ExitCode
+from rc.exit_codes import ExitCode
 from rc.demo.run_directory import DemoSettings, RunDirectory
 
 __all__ = ("add_arguments", "demo")

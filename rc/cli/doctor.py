@@ -7,7 +7,7 @@ import argparse
 import anyio
 import msgspec
 
-from rc.cli.exit_codes import ExitCode
+from rc.exit_codes import ExitCode
 from rc.effects.protocol import EngineFacts
 from rc.evidence import Observation
 

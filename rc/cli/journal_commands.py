@@ -14,7 +14,7 @@ import anyio
 import msgspec
 
 from rc.cli.event_lines import LEGEND, event_line
-from rc.cli.exit_codes import ExitCode
+from rc.exit_codes import ExitCode
 from rc.cli.export import export_trajectories
 from rc.errors import CallerError
 from rc.events.journal import Record

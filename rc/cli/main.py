@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from rc.cli.exit_codes import EXIT_CODES_HELP, ExitCode, exit_code_of
+from rc.exit_codes import EXIT_CODES_HELP, ExitCode, exit_code_of
 from rc.errors import RolloutCoreError
 
 __all__ = ("main",)

@@ -9,7 +9,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from rc.cli.exit_codes import ExitCode
+from rc.exit_codes import ExitCode
 from rc.controller import Controller
 from rc.demo.checkpoint import load_checkpoint
 from rc.demo.display import Display, display_for

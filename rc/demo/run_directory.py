@@ -83,7 +83,7 @@ class RunDirectory:
         self.path = path
         self.journal = path / "run.db"
         self.policy = path / "policy"
-        self.checkpoint = path / "trainer.pt"
+        self.checkpoint = path / "trainer.safetensors"
         self.engine_record = path / "engine.json"
         self.engine_log = path / "engine.log"
         self.steps = path / "steps.jsonl"

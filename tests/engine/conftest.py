@@ -23,6 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.engine)
             item.add_marker(pytest.mark.timeout(600))
+            # vLLM and torch warn about themselves when they are imported.
+            item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 @pytest.fixture(scope="session")
