@@ -311,7 +311,7 @@ class TestCancelling:
                 scope.cancel()
                 await publish(control, 3)
             await until(lambda: control.state.engine("fake").phase is Phase.READY)
-            held = control._handlers.weights
+            held = control._updates._handlers.weights
             assert not held
             assert not control._watches
 
