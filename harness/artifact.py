@@ -7,7 +7,7 @@ import platform
 import shlex
 import sys
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -41,7 +41,7 @@ class Experiment:
         self.figures: dict[str, float] = {}
         self._profile = profile
         self._checks: list[Check] = []
-        self._started = datetime.now(timezone.utc)
+        self._started = datetime.now(UTC)
         self._clock = time.monotonic()
 
     @property

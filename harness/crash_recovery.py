@@ -1,14 +1,13 @@
 """The demo killed with SIGKILL at random moments: its journal verifies each time, and the next start goes on.
 
-A reader in another process follows the journal all the while. Whatever it has seen was durable, so it must be there, byte for
-byte, at the end.
+A reader in another process follows the journal all the while. Whatever it has seen was durable, so it must be there,
+byte for byte, at the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from rc.events.types import FinishRollout
 __all__ = ("crash_recovery",)
 
 KILL_AFTER_S: Final = (1.0, 25.0)
-"""Seconds of a run's life in which it is killed, counted from when it appends: from its opening into its third update."""
+"""When a run is killed, in seconds from when it first appends: from its opening into its third update."""
 
 START_S: Final = 240.0
 """How long a run may take until it appends, its server's start included."""
@@ -50,7 +49,7 @@ async def crash_recovery(experiment: Experiment, out: Path, *, kills: int, seed:
         print(f"  kill {number} at event {replayed.get('seq')}, engines {engines}: {'; '.join(plan)}", flush=True)
         experiment.check(f"kill {number}: recovery is explained", True, bool(plan))
     print("  letting it finish", flush=True)
-    ended = subprocess.run(_command(out, steps), stdout=subprocess.DEVNULL, check=False)  # noqa: S603, ASYNC221 - alone by now
+    ended = subprocess.run(_command(out, steps), stdout=subprocess.DEVNULL, check=False)  # noqa: ASYNC221 - alone by now
     experiment.check("the last start finishes the run, exit code", 0, ended.returncode)
     lost, repeated = await _account(journal, seen)
     experiment.check("events that were seen and are gone or altered", 0, lost)
@@ -65,7 +64,7 @@ def _command(out: Path, steps: int) -> list[str]:
 async def _run_and_kill(out: Path, journal: Path, seen: dict[int, str], after_s: float, steps: int) -> None:
     """Start or continue the run, wait until it has appended something, and kill it a while later."""
     before = max(seen, default=0)
-    run = subprocess.Popen(_command(out, steps), stdout=subprocess.DEVNULL)  # noqa: S603 - the command is ours
+    run = await anyio.open_process(_command(out, steps), stdout=subprocess.DEVNULL, stderr=None)
     try:
         with anyio.fail_after(START_S):
             async with anyio.create_task_group() as tasks:
@@ -75,8 +74,8 @@ async def _run_and_kill(out: Path, journal: Path, seen: dict[int, str], after_s:
                 await anyio.sleep(after_s)
                 tasks.cancel_scope.cancel()
     finally:
-        run.send_signal(signal.SIGKILL)
-        run.wait()
+        run.kill()
+        await run.wait()
 
 
 async def _follow(journal: Path, seen: dict[int, str], after: int, appended: anyio.Event) -> None:
@@ -92,7 +91,7 @@ async def _follow(journal: Path, seen: dict[int, str], after: int, appended: any
 
 
 def _rc(*arguments: str) -> dict[str, Any]:
-    ended = subprocess.run([sys.executable, "-m", "rc", *arguments], stdout=subprocess.PIPE, check=False)  # noqa: S603
+    ended = subprocess.run([sys.executable, "-m", "rc", *arguments], stdout=subprocess.PIPE, check=False)
     report: dict[str, Any] = msgspec.json.decode(ended.stdout) if ended.stdout else {}
     return report
 

@@ -31,12 +31,10 @@ STEPS = range(2, 5)
 
 async def drain_order(experiment: Experiment, journal: Path, url: str, model: PreTrainedModel) -> None:
     """Request an update in the middle of a long rollout, several times over, and check the order in the journal."""
-    drains_s: list[float] = []
     async with rc.Controller.open(journal, engine=url) as control:
-        # The first update imports vLLM on the trainer's side and forms the transfer group, for seconds: without a rollout.
+        # The first update imports vLLM on the trainer's side and forms the transfer group: seconds, without a rollout.
         await control.update(rc.WeightIdentity(run="drain-order", step=1), rc.ModuleWeights(model))
-        for step in STEPS:
-            drains_s.append(await _update_in_mid_rollout(control, model, step))
+        drains_s = [await _update_in_mid_rollout(control, model, step) for step in STEPS]
     requested, finished, begun = await _order(experiment, journal)
     for step in STEPS:
         order = [requested[step], finished[step - 1], begun[step]]

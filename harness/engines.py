@@ -17,9 +17,7 @@ async def running_engine(
 ) -> AsyncIterator[EngineProcess]:
     """Start a vLLM server for a checkpoint, wait until it is healthy, end it afterwards."""
     port = port or free_port()
-    command = vllm_command(
-        model, port=port, max_model_len=max_model_len, tensor_parallel_size=tensor_parallel_size
-    )
+    command = vllm_command(model, port=port, max_model_len=max_model_len, tensor_parallel_size=tensor_parallel_size)
     environment = vllm_environment(tensor_parallel_size=tensor_parallel_size)
     engine = EngineProcess(command, environment, f"http://127.0.0.1:{port}", log)
     try:

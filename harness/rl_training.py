@@ -28,7 +28,7 @@ SEEDS: Final = (0, 1, 2)
 MIN_VERSIONS: Final = 12
 
 MIN_GAIN: Final = 0.1
-"""Reward that the last three steps must have gained over the first three; chance moves the mean of three by about 0.02."""
+"""Reward that the last three steps must have gained over the first three; chance moves such a mean by about 0.02."""
 
 
 def run_demo(out: Path, *arguments: str) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def run_demo(out: Path, *arguments: str) -> dict[str, Any]:
         subprocess.CalledProcessError: It did not end with exit code 0.
     """
     command = [sys.executable, "-m", "rc", "demo", "--json", "--out", str(out), *arguments]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, check=True)  # noqa: S603 - the command is ours
+    ended = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     report: dict[str, Any] = msgspec.json.decode(ended.stdout)
     return report
 

@@ -81,12 +81,14 @@ class UpdateWatch:
         while not self.ended:
             log.check_running()
             await log.changed()
-        times = self._times
-        assert times is not None, "an update that has ended was requested"
-        target = version_label(times.target)
+        return self._commit()
+
+    def _commit(self) -> Commit:
+        times = self._timeline.by_update[self.update]
+        target, reason = version_label(times.target), times.reason or "no reason given"
         match times.outcome:
             case "abandoned":
-                raise UpdateAbandoned(self.update, target, times.reason or "no reason given")
+                raise UpdateAbandoned(self.update, target, reason)
             case "tainted":
-                raise UpdateTainted(self.update, target, times.reason or "no reason given")
+                raise UpdateTainted(self.update, target, reason)
         return Commit.of(times)

@@ -23,21 +23,19 @@ __all__ = ("ModuleWeights", "checkpoint_manifest")
 class ModuleWeights:
     """The parameters of a torch module, as an update's weights.
 
-    A head that is tied to the embedding is sent under its own name as well: vLLM's CPU backend packs it separately, and would
-    keep the old head without an error.
+    A head that is tied to the embedding is sent under its own name as well: vLLM's CPU backend packs it separately, and
+    would keep the old head without an error.
 
     Args:
         model: A causal language model, e.g. from transformers, on any device.
-        dtype: Send floating-point parameters in this dtype, e.g. ``torch.bfloat16`` for a float32 trainer. Default: as they
-            are.
+        dtype: Send floating-point parameters in this dtype, e.g. ``torch.bfloat16`` for a float32 trainer. Default: as
+            they are.
         allow_nan: Publish NaN and infinite values instead of refusing them.
 
     The tensors are read while the update runs: do not step the optimizer before `Controller.update` has returned.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, *, dtype: torch.dtype | None = None, allow_nan: bool = False
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, *, dtype: torch.dtype | None = None, allow_nan: bool = False) -> None:
         self._model = model
         self._dtype = dtype
         self._allow_nan = allow_nan
@@ -97,8 +95,9 @@ def _tied_head(model: torch.nn.Module) -> tuple[str, torch.nn.Parameter] | None:
 
 
 _SAFETENSORS_DTYPES: Final = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
 
 _MAX_HEADER_BYTES: Final = 100_000_000

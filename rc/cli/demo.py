@@ -7,8 +7,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from rc.exit_codes import ExitCode
 from rc.demo.run_directory import DemoSettings, RunDirectory
+from rc.exit_codes import ExitCode
 
 __all__ = ("add_arguments", "demo")
 
@@ -19,8 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the demo's arguments."""
     defaults = DemoSettings()
     parser.add_argument("--steps", type=int, default=defaults.steps, help="training steps (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=defaults.seed, help="seed of weights and sampling (default: %(default)s)")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="train this causal language model instead of the small one")
+    parser.add_argument(
+        "--seed", type=int, default=defaults.seed, help="seed of weights and sampling (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="train this causal language model instead of the small one"
+    )
     parser.add_argument(
         "--prompts", type=Path, metavar="FILE", help="prompts instead of the built-in ones: one a line, or .jsonl"
     )
@@ -42,8 +46,8 @@ def demo(arguments: argparse.Namespace) -> ExitCode:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         print(
-            f"rc: the demo needs {', '.join(missing)}: run `make setup` in the repository, or install rolloutcore[trainer] "
-            f"and vLLM",
+            f"rc: the demo needs {', '.join(missing)}: run `make setup` in the repository, or install "
+            f"rolloutcore[trainer] and vLLM",
             file=sys.stderr,
         )
         return ExitCode.USAGE

@@ -7,9 +7,9 @@ import argparse
 import anyio
 import msgspec
 
-from rc.exit_codes import ExitCode
 from rc.effects.protocol import EngineFacts
 from rc.evidence import Observation
+from rc.exit_codes import ExitCode
 
 __all__ = ("doctor",)
 
@@ -37,7 +37,10 @@ async def _probe(url: str, api_key: str | None) -> tuple[EngineFacts, Observatio
 
 def _print(url: str, facts: EngineFacts, observed: Observation) -> None:
     print(f"{url}: vLLM {facts.vllm}, driven by the {facts.profile} profile")
-    print(f"  model        {facts.model} from {facts.model_root or 'an unknown place'}, {facts.max_model_len} tokens of context")
+    print(
+        f"  model        {facts.model} from {facts.model_root or 'an unknown place'}, "
+        f"{facts.max_model_len} tokens of context"
+    )
     print(f"  attests      {observed.label or 'no readable weight version'}")
     print(f"  paused       {'unknown' if observed.paused is None else 'yes' if observed.paused else 'no'}")
     print(f"  process      started at {observed.boot or 'unknown'} (Unix seconds)")
@@ -45,4 +48,8 @@ def _print(url: str, facts: EngineFacts, observed: Observation) -> None:
         print(f"  MISSING      {problem}")
     for problem in facts.exposed:
         print(f"  UNSAFE       {problem}")
-    print("rc can drive this engine." if not facts.missing else "rc cannot drive this engine until what is MISSING is there.")
+    print(
+        "rc can drive this engine."
+        if not facts.missing
+        else "rc cannot drive this engine until what is MISSING is there."
+    )

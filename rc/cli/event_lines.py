@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Final
 
 from rc.events import types as events
@@ -19,7 +19,7 @@ LEGEND: Final = f"{'seq':>7}  {'time (UTC)':<15}  {'event':<18}  {'of':<24}  wha
 def event_line(record: Record) -> str:
     """Give one event as one line: position, time of day, kind, the rollout, update or engine it is about, details."""
     event = record.event
-    time = datetime.fromtimestamp(record.at, timezone.utc).strftime("%H:%M:%S.%f")
+    time = datetime.fromtimestamp(record.at, UTC).strftime("%H:%M:%S.%f")
     return f"{record.seq:>7}  {time:<15}  {record.kind:<18}  {_subject(event):<24}  {_details(event)}".rstrip()
 
 
@@ -31,7 +31,7 @@ def _subject(event: Event) -> str:
     return ""
 
 
-def _details(event: Event) -> str:
+def _details(event: Event) -> str:  # noqa: C901 - one case a kind
     match event:
         case events.ControllerStarted():
             return f"epoch {event.epoch}"
@@ -59,7 +59,7 @@ def _details(event: Event) -> str:
             return ", ".join(event.evidence.checks)
         case events.Committed():
             return f"{version_label(event.version)} = {event.identity.run} step {event.identity.step}"
-        case events.UpdateAbandoned() | events.Tainted() | events.EngineLost():
+        case _:
             return event.reason
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,7 +39,7 @@ async def export_trajectories(journal: Path, out: Path, aborted: bool) -> int:
     try:
         async with SqliteReader.open(journal) as reader:
             written = await write(partial, _trajectories(reader, aborted))
-        os.replace(partial, out)
+        partial.replace(out)
     finally:
         partial.unlink(missing_ok=True)
     return written
@@ -64,19 +63,19 @@ async def _write_jsonl(path: Path, trajectories: AsyncIterator[Trajectory]) -> i
 
 
 async def _write_parquet(path: Path, trajectories: AsyncIterator[Trajectory]) -> int:
-    import pyarrow
-    import pyarrow.parquet
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     written, rows = 0, list[dict[str, Any]]()
     schema = _parquet_schema()
-    with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+    with pq.ParquetWriter(path, schema) as writer:
         async for trajectory in trajectories:
             rows.append(_row(trajectory))
             written += 1
             if len(rows) == _BATCH_ROWS:
-                writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+                writer.write_table(pa.Table.from_pylist(rows, schema))
                 rows.clear()
-        writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+        writer.write_table(pa.Table.from_pylist(rows, schema))
     return written
 
 
@@ -117,7 +116,7 @@ def _parquet_schema() -> Any:
 
 
 def _row(trajectory: Trajectory) -> dict[str, Any]:
-    """A trajectory as a Parquet row. Sampling parameters differ from turn to turn in type, so they go in as JSON text."""
+    """A trajectory as a Parquet row. Sampling parameters differ in type from turn to turn: they go in as JSON text."""
     row: dict[str, Any] = msgspec.structs.asdict(trajectory)
     row["identity"] = msgspec.structs.asdict(trajectory.identity)
     row["turns"] = [

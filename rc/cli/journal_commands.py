@@ -6,7 +6,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,13 @@ import anyio
 import msgspec
 
 from rc.cli.event_lines import LEGEND, event_line
-from rc.exit_codes import ExitCode
 from rc.cli.export import export_trajectories
 from rc.errors import CallerError
 from rc.events.journal import Record
 from rc.events.sqlite_reader import SqliteReader
 from rc.events.types import EVENT_TYPES
 from rc.events.verify import verify
+from rc.exit_codes import ExitCode
 from rc.projections.control import ControlState, evolve, state_digest
 from rc.replay import Replay, Replayer, recovery_plan
 from rc.versions import version_label
@@ -37,7 +37,7 @@ class UnknownKind(CallerError):
         super().__init__(f"no event is of kind {kind!r}; {hint}")
 
 
-# ---------------------------------------------------------------------------------------------------------------- status
+# --------------------------------------------------------------------------------------------------------------- status
 
 
 def status(arguments: argparse.Namespace) -> ExitCode:
@@ -87,17 +87,19 @@ def _print_state(state: ControlState) -> None:
         print(f"  engine       {name} is {engine.phase.name}{doubt}{why}, holds {holds}, {engine.active} active")
     if state.update is not None:
         update = state.update
-        print(f"  update       {update.update} towards {version_label(update.target)} since {_time(update.requested_at)}")
+        print(
+            f"  update       {update.update} towards {version_label(update.target)} since {_time(update.requested_at)}"
+        )
     rollouts = state.rollouts
     print(f"  rollouts     {len(rollouts.active)} active, {rollouts.finished} finished, {rollouts.aborted} aborted")
     print(f"  controller   {state.controller or 'none yet'}, epoch {state.epoch}")
 
 
 def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-# ------------------------------------------------------------------------------------------------------------------ tail
+# ----------------------------------------------------------------------------------------------------------------- tail
 
 
 def tail(arguments: argparse.Namespace) -> ExitCode:
@@ -125,7 +127,7 @@ def _json_line(record: Record) -> str:
     return msgspec.json.encode({**envelope, "event": msgspec.Raw(record.body.encode())}).decode()
 
 
-# ---------------------------------------------------------------------------------------------------------------- replay
+# --------------------------------------------------------------------------------------------------------------- replay
 
 
 def replay_journal(arguments: argparse.Namespace) -> ExitCode:
@@ -163,7 +165,9 @@ async def _replay(journal: Path, at: int | None) -> Replay:
 
 def _print_replay(journal: Path, replay: Replay, plan: tuple[str, ...]) -> None:
     print(f"{journal}: {replay.seq} events folded")
-    print(f"  checked      {replay.digests_checked} stored state digests, {replay.decisions_rerun} decisions made again")
+    print(
+        f"  checked      {replay.digests_checked} stored state digests, {replay.decisions_rerun} decisions made again"
+    )
     _print_state(replay.state)
     for rollout in sorted(replay.state.rollouts.active):
         active = replay.state.rollouts.active[rollout]
@@ -176,7 +180,7 @@ def _print_replay(journal: Path, replay: Replay, plan: tuple[str, ...]) -> None:
     print(f"state digest: {replay.digest}")
 
 
-# ---------------------------------------------------------------------------------------------------------------- verify
+# --------------------------------------------------------------------------------------------------------------- verify
 
 
 def verify_journal(arguments: argparse.Namespace) -> ExitCode:
@@ -203,7 +207,7 @@ def verify_journal(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.OK if report.intact else ExitCode.FOUND_PROBLEMS
 
 
-# ---------------------------------------------------------------------------------------------------------- trajectories
+# --------------------------------------------------------------------------------------------------------- trajectories
 
 
 def trajectories(arguments: argparse.Namespace) -> ExitCode:

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeAlias
 
-from rc.exit_codes import EXIT_CODES_HELP, ExitCode, exit_code_of
 from rc.errors import RolloutCoreError
+from rc.exit_codes import EXIT_CODES_HELP, ExitCode, exit_code_of
 
 __all__ = ("main",)
 
@@ -57,19 +58,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-Commands = argparse._SubParsersAction  # type: ignore[type-arg]  # argparse has no public name for it
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # argparse has no public name for it
 
 
 def _command(commands: Commands, name: str, summary: str, detail: str = "") -> argparse.ArgumentParser:
     description = summary[0].upper() + summary[1:] + "." + (f"\n\n{detail}" if detail else "")
-    parser: argparse.ArgumentParser = commands.add_parser(
+    return commands.add_parser(
         name,
         help=summary,
         description=description,
         epilog=EXIT_CODES_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    return parser
 
 
 def _add_journal_commands(commands: Commands) -> None:
@@ -84,7 +84,7 @@ def _add_journal_commands(commands: Commands) -> None:
         commands,
         "tail",
         "print events, one aligned line each",
-        "With --follow it goes on with new events as they become durable, while a controller writes in another process.",
+        "With --follow it goes on with new events as they become durable, while a controller writes elsewhere.",
     )
     _journal(tail)
     tail.add_argument("--follow", "-f", action="store_true", help="go on with new events until Ctrl-C")
@@ -99,8 +99,9 @@ def _add_journal_commands(commands: Commands) -> None:
         commands,
         "replay-journal",
         "rebuild the state from the journal and check it",
-        "Folds every event, compares the state with each stored digest, decides every recorded command again and compares\n"
-        "the events byte for byte. Then prints the state, its digest, and what a controller would do on opening.",
+        "Folds every event, compares the state with each stored digest, decides every recorded command again and\n"
+        "compares the events byte for byte. Then prints the state, its digest, and what a controller would do on\n"
+        "opening.",
     )
     _journal(replay)
     replay.add_argument("--at", type=_position, metavar="SEQ", help="stop behind this sequence number")
@@ -156,8 +157,8 @@ def _add_demo(commands: Commands) -> None:
         commands,
         "demo",
         "train a small policy by RL while one real vLLM server moves from version to version",
-        "Starts a vLLM server, samples rollouts, learns by a group-relative policy gradient, and updates the running server\n"
-        "after every step. A run that was cut off goes on where it was: give the same command again.",
+        "Starts a vLLM server, samples rollouts, learns by a group-relative policy gradient, and updates the running\n"
+        "server after every step. A run that was cut off goes on where it was: give the same command again.",
     )
     demo.add_arguments(parser)
     _json(parser, "print the report as JSON at the end, progress as plain lines on stderr")
@@ -178,5 +179,7 @@ def _position(text: str) -> int:
     except ValueError:
         position = -1
     if position < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a sequence number: they count from 1 (0 is before the first)")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a sequence number: they count from 1 (0 is before the first)"
+        )
     return position

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -29,7 +29,7 @@ class Display(Progress, Protocol):
         """Take the number of active rollouts from here from now on."""
         ...
 
-    def __enter__(self) -> Display: ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -57,7 +57,7 @@ class PlainDisplay:
         self._console = console
         self._steps = steps
 
-    def __enter__(self) -> PlainDisplay:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,7 +84,8 @@ class PlainDisplay:
         commit, learned = result.commit, result.learned
         self.say(
             f"step {learned.step:>3}/{self._steps}  {commit.label:<6}  reward {learned.reward_mean:.3f} "
-            f"{reward_bar(learned.reward_mean)}  drain {commit.drain_s * 1000:5.0f} ms  gap {commit.gap_s * 1000:4.0f} ms  "
+            f"{reward_bar(learned.reward_mean)}  drain {commit.drain_s * 1000:5.0f} ms  "
+            f"gap {commit.gap_s * 1000:4.0f} ms  "
             f"sampled in {learned.sampling_s:.1f} s, learned in {learned.learning_s:.1f} s"
         )
 
@@ -101,7 +102,7 @@ class LiveDisplay:
         self._version = "nothing yet"
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=8, transient=False)
 
-    def __enter__(self) -> LiveDisplay:
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 
@@ -135,7 +136,13 @@ class LiveDisplay:
 
     def _render(self) -> Group:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for heading, justify in (("version", "left"), ("reward", "right"), ("", "left"), ("drain", "right"), ("gap", "right")):
+        for heading, justify in (
+            ("version", "left"),
+            ("reward", "right"),
+            ("", "left"),
+            ("drain", "right"),
+            ("gap", "right"),
+        ):
             table.add_column(heading, justify="right" if justify == "right" else "left")
         for result in self._results:
             commit, reward = result.commit, result.learned.reward_mean

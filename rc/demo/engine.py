@@ -49,7 +49,7 @@ class DemoEngine:
 
     @classmethod
     async def find(cls, directory: RunDirectory) -> DemoEngine | None:
-        """Give the server that an earlier process of this run left running, if it is whole; end what is left otherwise."""
+        """Give the server that an earlier process of this run left running; end remains that no record names."""
         if directory.engine_record.exists():
             record = msgspec.json.decode(directory.engine_record.read_bytes(), type=_Record)
             if record.process.alive:

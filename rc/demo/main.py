@@ -9,7 +9,6 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from rc.exit_codes import ExitCode
 from rc.controller import Controller
 from rc.demo.checkpoint import load_checkpoint
 from rc.demo.display import Display, display_for
@@ -21,7 +20,8 @@ from rc.demo.run import run_name, train
 from rc.demo.run_directory import DemoSettings, RunDirectory
 from rc.demo.task import built_in_prompts, load_prompts
 from rc.effects.vllm_http import VllmHttpEngine
-from rc.errors import EngineTainted, EngineUnreachable, EngineUnsuitable
+from rc.errors import EngineLost, EngineTainted, EngineUnreachable, EngineUnsuitable
+from rc.exit_codes import ExitCode
 from rc.lifecycle import Phase
 from rc.versions import WeightIdentity
 
@@ -81,7 +81,8 @@ class DemoRun:
     @property
     def engine(self) -> DemoEngine:
         """The server, once `prepare` has found or started it."""
-        assert self._engine is not None
+        if self._engine is None:
+            raise EngineLost("the demo's server has not been started")
         return self._engine
 
     async def prepare(self) -> None:
@@ -103,9 +104,8 @@ class DemoRun:
         self._engine = await DemoEngine.start(
             self.directory, self.policy.directory, port=self.port, max_model_len=_max_model_len(self.policy)
         )
-        self.display.say(
-            f"vLLM is up after {self.engine.start_s:.1f} s (pid {self.engine.process.pid}); its log: {self.directory.engine_log}"
-        )
+        pid, start_s = self.engine.process.pid, self.engine.start_s
+        self.display.say(f"vLLM is up after {start_s:.1f} s (pid {pid}); its log: {self.directory.engine_log}")
 
     async def train(self) -> str:
         """Take the steps that are left; give the digest of the state at the end.
@@ -155,12 +155,9 @@ class DemoRun:
         self.display.say("Measuring what a restart would have taken: starting a second server beside the first")
         twin = RunDirectory(self.directory.path / "restart")
         twin.path.mkdir(exist_ok=True)
-        server = await DemoEngine.start(
-            twin, self.policy.directory, port=0, max_model_len=_max_model_len(self.policy)
-        )
+        server = await DemoEngine.start(twin, self.policy.directory, port=0, max_model_len=_max_model_len(self.policy))
         await server.stop()
-        assert server.start_s is not None
-        return server.start_s
+        return server.start_s or 0.0
 
     async def stop(self) -> None:
         """End the server."""

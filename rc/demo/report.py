@@ -171,8 +171,10 @@ def print_report(report: Report, directory: RunDirectory) -> None:
 
 
 def _summary(report: Report, directory: RunDirectory) -> list[str]:
-    processes = "one server process, never restarted" if report.engine_processes == 1 else (
-        f"{report.engine_processes} server processes"
+    processes = (
+        "one server process, never restarted"
+        if report.engine_processes == 1
+        else (f"{report.engine_processes} server processes")
     )
     lines = [
         "",

@@ -1,8 +1,8 @@
 """The demo's training loop: sample from a live engine, learn, publish, and again.
 
-Two kinds of rollout run at once, as in a real deployment: the trainer's own, in lockstep with its steps, and an evaluation
-that samples greedily all the time and knows nothing of updates. Every update therefore meets a rollout that it has to let
-finish first.
+Two kinds of rollout run at once, as in a real deployment: the trainer's own, in lockstep with its steps, and an
+evaluation that samples greedily all the time and knows nothing of updates. Every update therefore meets a rollout that
+it has to let finish first.
 """
 
 from __future__ import annotations
@@ -70,12 +70,11 @@ async def train(
 ) -> None:
     """Take the steps that are left, publishing each.
 
-    What a step learned is on disk before its weights are published, so that a run that is killed between the two publishes
-    them when it goes on.
+    What a step learned is on disk before its weights are published, so that a run that is killed between the two
+    publishes them when it goes on.
     """
     published = control.published
-    assert published is not None, "an open controller has published rc-0"
-    if trainer.steps_done > published.identity.step or not control.serving:
+    if published is None or trainer.steps_done > published.identity.step or not control.serving:
         progress.publishing(trainer.steps_done)
         await _publish(control, trainer, settings)
     async with background_tasks() as tasks:
@@ -144,19 +143,17 @@ async def _sample(
                     tasks.start_soon(sample, number, completion)
     except* RolloutCoreError as group:
         # Where the engine fails, every rollout fails alike: one of them says it all.
-        raise _first(group) from None
+        raise _first_of(group) from None
     return [
         Group(prompt_ids=prompt_ids, completions=[completion for completion in row if completion is not None])
         for prompt_ids, row in zip(encoded, completions, strict=True)
     ]
 
 
-def _first(group: BaseExceptionGroup[RolloutCoreError]) -> RolloutCoreError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, RolloutCoreError)
-    return error
+def _first_of(group: BaseExceptionGroup[RolloutCoreError]) -> RolloutCoreError:
+    """Give the first error of a group, however deep."""
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _evaluate(control: Controller, policy: Policy, prompts: Sequence[Prompt]) -> None:

@@ -106,8 +106,8 @@ class RunDirectory:
         begun = directory.settings()
         if begun != settings:
             raise UnusableRun(
-                f"{path} holds a run with other settings ({_difference(begun, settings)}); name another --out, or repeat "
-                f"the settings to go on with it"
+                f"{path} holds a run with other settings ({_difference(begun, settings)}); name another --out, or "
+                f"repeat the settings to go on with it"
             )
         if directory.complete:
             raise UnusableRun(f"{path} holds a run that is complete; name another --out, or remove the directory")
@@ -145,7 +145,6 @@ class RunDirectory:
         except (OSError, msgspec.DecodeError) as error:
             raise UnusableRun(f"{self._settings} cannot be read ({error}); name another --out") from error
 
-
     def append_step(self, learned: LearnedStep) -> None:
         """Remember a step, durably."""
         with self.steps.open("ab") as stream:
@@ -175,4 +174,4 @@ def _difference(begun: DemoSettings, settings: DemoSettings) -> str:
 def _write_atomically(path: Path, content: bytes) -> None:
     partial = path.with_suffix(".partial")
     partial.write_bytes(content)
-    os.replace(partial, path)
+    partial.replace(path)

@@ -46,10 +46,19 @@ def draw_timeline(
         at = commit.committed_at - begin
         if at > 0:
             upper.axvspan(at - commit.gap_s, at, color="black", alpha=0.8, linewidth=0)
-            upper.text(at, 1.0, f" {version_label(commit.version)}", transform=upper.get_xaxis_transform(), fontsize=7, va="bottom")
+            upper.text(
+                at,
+                1.0,
+                f" {version_label(commit.version)}",
+                transform=upper.get_xaxis_transform(),
+                fontsize=7,
+                va="bottom",
+            )
     upper.set(ylabel="rollouts at a time", xlabel="seconds")
     upper.set_title("Rollouts by weight version; black: the gap in which the engine was updated", loc="left", pad=16)
-    lower.plot([learned.step for learned in steps], [learned.reward_mean for learned in steps], marker="o", color="tab:green")
+    lower.plot(
+        [learned.step for learned in steps], [learned.reward_mean for learned in steps], marker="o", color="tab:green"
+    )
     lower.set(ylabel="mean reward", xlabel="training step", ylim=(0, 1))
     lower.grid(alpha=0.3)
     figure.savefig(path)

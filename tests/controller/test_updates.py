@@ -311,9 +311,8 @@ class TestCancelling:
                 scope.cancel()
                 await publish(control, 3)
             await until(lambda: control.state.engine("fake").phase is Phase.READY)
-            held = control._updates._handlers.weights
-            assert not held
-            assert not control._watches
+            assert not control._updates._handlers.weights
+            assert not control._updates._watches
 
 
 class Unready(FakeTransfer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -56,7 +56,7 @@ def server(policy_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-async def engine_url(server: EngineProcess) -> AsyncIterator[str]:
+async def engine_url(server: EngineProcess) -> str:
     """The shared server, looking as if nobody had labelled it: each test has a journal of its own."""
     adapter = VllmHttpEngine(server.url)
     try:
@@ -65,7 +65,7 @@ async def engine_url(server: EngineProcess) -> AsyncIterator[str]:
         assert isinstance(await adapter.reset_prefix_cache(), Ok)
     finally:
         await adapter.aclose()
-    yield server.url
+    return server.url
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from harness.drain_order import drain_order
 from rc.effects.process import EngineProcess
 from rc.effects.protocol import GenerateRequest, Generation, Ok, Outcome
 from rc.effects.vllm_http import VllmHttpEngine
-from rc.errors import InvalidIdentity, InvalidWeights, PromptTooLong
+from rc.errors import EngineUnsuitable, InvalidIdentity, InvalidWeights, PromptTooLong
 from rc.lifecycle import Phase
 
 PROMPT = [1, *range(5, 68)]
@@ -106,38 +107,50 @@ async def test_no_prefix_of_an_old_version_is_served_after_an_update(
     assert fresh.cached_tokens == 0
 
 
-@pytest.mark.parametrize("fault", ["dtype", "missing", "nan", "backwards"])
+def without_a_parameter(model: PreTrainedModel) -> rc.ModuleWeights:
+    del model.model.norm.weight
+    return rc.ModuleWeights(model)
+
+
+def with_nan(model: PreTrainedModel) -> rc.ModuleWeights:
+    with torch.no_grad():
+        model.model.norm.weight[0] = float("nan")
+    return rc.ModuleWeights(model)
+
+
+@pytest.mark.parametrize(
+    ("weights_of", "step", "complaint"),
+    [
+        pytest.param(lambda model: rc.ModuleWeights(model, dtype=torch.float32), 6, "float32", id="another dtype"),
+        pytest.param(without_a_parameter, 6, "model.norm.weight is missing", id="a parameter missing"),
+        pytest.param(with_nan, 6, "model.norm.weight holds NaN", id="NaN"),
+        pytest.param(rc.ModuleWeights, 4, "step 4", id="a step that goes backwards"),
+    ],
+)
 async def test_weights_that_do_not_fit_are_refused_and_the_engine_goes_on(
-    engine_url: str, model: PreTrainedModel, tmp_path: Path, fault: str
+    engine_url: str,
+    model: PreTrainedModel,
+    tmp_path: Path,
+    weights_of: Callable[[PreTrainedModel], rc.ModuleWeights],
+    step: int,
+    complaint: str,
 ) -> None:
-    identity = rc.WeightIdentity(run="r", step=5)
     async with rc.Controller.open(tmp_path / "run.db", engine=engine_url) as control:
-        await control.update(identity, rc.ModuleWeights(model))
+        await control.update(rc.WeightIdentity(run="r", step=5), rc.ModuleWeights(model))
         before = await greedy(control)
-        with pytest.raises((InvalidWeights, InvalidIdentity)) as refusal:
-            match fault:
-                case "dtype":
-                    await control.update(identity, rc.ModuleWeights(model, dtype=torch.float32))
-                case "missing":
-                    model.model.norm.weight.requires_grad_(False)
-                    del model.model.norm.weight
-                    await control.update(identity, rc.ModuleWeights(model))
-                case "nan":
-                    with torch.no_grad():
-                        model.model.norm.weight[0] = float("nan")
-                    await control.update(identity, rc.ModuleWeights(model))
-                case "backwards":
-                    await control.update(rc.WeightIdentity(run="r", step=4), rc.ModuleWeights(model))
-        assert {"backwards": "step 4", "dtype": "float32"}.get(fault, "model.norm.weight") in str(refusal.value)
-        assert control.published is not None and control.published.version == 1
+        with pytest.raises((InvalidWeights, InvalidIdentity), match=complaint):
+            await control.update(rc.WeightIdentity(run="r", step=step), weights_of(model))
+        published = control.published
+        assert published is not None
+        assert published.version == 1
         assert (await greedy(control)).token_ids == before.token_ids
         assert control.state.engine(engine_url).phase is Phase.READY
 
 
 async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_sent(engine_url: str, tmp_path: Path) -> None:
     async with rc.Controller.open(tmp_path / "run.db", engine=engine_url) as control:
-        with pytest.raises(PromptTooLong, match="context of 1024 tokens"):
-            async with control.rollout() as rollout:
+        async with control.rollout() as rollout:
+            with pytest.raises(PromptTooLong, match="context of 1024 tokens"):
                 await rollout.generate([5] * 1020, max_tokens=5)
         assert control.state.rollouts.aborted == 1
 
@@ -147,6 +160,6 @@ async def test_an_engine_that_another_journal_labelled_is_refused(
 ) -> None:
     async with rc.Controller.open(tmp_path / "one.db", engine=engine_url) as control:
         await control.update(rc.WeightIdentity(run="r", step=1), rc.ModuleWeights(model))
-    with pytest.raises(rc.errors.EngineUnsuitable, match="never published"):
+    with pytest.raises(EngineUnsuitable, match="never published"):
         async with rc.Controller.open(tmp_path / "two.db", engine=engine_url):
-            pass
+            pytest.fail("it was opened")
