@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 from blockbuster import BlockBuster
 
-from rc.errors import JournalUnusable
+from rc.errors import JournalClosed, JournalUnusable
+from rc.events.journal import Record
 from rc.events.sqlite import SqliteJournal
 from rc.events.sqlite_reader import SqliteReader
 from rc.events.sqlite_schema import APPLICATION_ID, SCHEMA_VERSION, sqlite_warnings
@@ -101,6 +105,26 @@ async def test_an_empty_file_becomes_a_journal(path: Path, make: Callable[[Path]
         await journal.append(admit())
     async with SqliteReader.open(path) as reader:
         assert len(await read(reader)) == 1
+
+
+async def test_a_file_whose_creation_was_interrupted_becomes_a_journal(path: Path) -> None:
+    leave_a_hot_rollback_journal(path)
+    async with SqliteJournal.open(path, controller="c") as journal:
+        await journal.append(admit())
+    async with SqliteReader.open(path) as reader:
+        assert len(await read(reader)) == 1
+
+
+def leave_a_hot_rollback_journal(path: Path) -> None:
+    """What a process leaves that is killed while it writes the first pages of a database."""
+    victim = path.with_name("victim.db")
+    with closing(sqlite3.connect(victim)) as connection:
+        connection.executescript("PRAGMA cache_size = 1; BEGIN; CREATE TABLE t (x)")
+        connection.executemany("INSERT INTO t VALUES (?)", [("x" * 4000,)] * 50)
+        shutil.copy(victim, path)
+        shutil.copy(victim.with_name("victim.db-journal"), path.with_name("run.db-journal"))
+    victim.unlink()
+    assert path.stat().st_size > 0
 
 
 async def test_an_empty_database_has_nothing_to_read(path: Path) -> None:
@@ -238,6 +262,77 @@ async def test_nothing_here_blocks_the_event_loop(path: Path, no_blocking: Block
         await journal.append(admit())
         assert len(await read(journal)) == len(await read(reader)) == 1
         await reader.lease()
+
+
+async def test_a_journal_that_was_closed_can_no_longer_be_read_through(path: Path) -> None:
+    async with SqliteJournal.open(path, controller="c") as journal, SqliteReader.open(path) as reader:
+        await journal.append(admit())
+    for closed in (journal, reader):
+        with pytest.raises(JournalClosed, match="open it again"):
+            await read(closed)
+
+
+async def test_following_ones_own_journal_ends_when_that_is_closed(path: Path) -> None:
+    seen: list[int] = []
+
+    async def follow(journal: SqliteJournal) -> None:
+        with pytest.raises(JournalClosed):
+            await collect(journal.follow(), seen)
+
+    async with anyio.create_task_group() as tasks, SqliteJournal.open(path, controller="c") as journal:
+        tasks.start_soon(follow, journal)
+        await journal.append(admit())
+        await anyio.sleep(0.05)
+    assert seen == [1]
+
+
+async def collect(records: AsyncIterator[Record], seen: list[int]) -> None:
+    async for record in records:
+        seen += [record.seq]
+
+
+def test_trio_is_pointed_to_the_journal_that_it_can_use(path: Path) -> None:
+    async def open_on_trio() -> None:
+        async with SqliteJournal.open(path, controller="c"):
+            pass
+
+    with pytest.raises(JournalUnusable, match="needs asyncio, since aiosqlite does; on trio, use MemoryJournal"):
+        anyio.run(open_on_trio, backend="trio")
+
+
+async def test_a_sqlite_without_strict_tables_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
+    with pytest.raises(JournalUnusable, match=r"too old for a journal: 3.37 or newer is needed"):
+        async with SqliteJournal.open(path, controller="c"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("pragma", "answer", "problem"),
+    [
+        ("PRAGMA journal_mode = WAL", "delete", "cannot use a write-ahead log here .*use a local disk"),
+        ("PRAGMA synchronous", 1, "did not accept synchronous = FULL"),
+    ],
+)
+async def test_a_file_system_that_cannot_keep_the_promises_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch, pragma: str, answer: object, problem: str
+) -> None:
+    class Deaf(sqlite3.Connection):
+        """Answers one pragma as SQLite does where it cannot do what was asked."""
+
+        def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+            return super().execute("SELECT ?", (answer,)) if sql == pragma else super().execute(sql, parameters)
+
+    connect = partial(sqlite3.connect, factory=Deaf)
+    monkeypatch.setattr("rc.events.sqlite_thread.sqlite3.connect", connect)
+    with pytest.raises(JournalUnusable, match=problem):
+        async with SqliteJournal.open(path, controller="c"):
+            pass
+
+
+async def test_the_sqlite_in_use_is_judged(path: Path) -> None:
+    async with SqliteJournal.open(path, controller="c") as journal, SqliteReader.open(path) as reader:
+        assert journal.warnings == reader.warnings == sqlite_warnings(sqlite3.sqlite_version_info)
 
 
 async def test_the_lease_says_who_writes(path: Path) -> None:
