@@ -14,7 +14,7 @@ import msgspec
 
 from rc.errors import InvalidIdentity
 
-__all__ = ("Manifest", "ParameterSpec", "WeightIdentity", "parse_version_label", "version_label")
+__all__ = ("Manifest", "ParameterSpec", "WeightIdentity", "dtype_bytes", "parse_version_label", "version_label")
 
 _PREFIX = "rc-"
 

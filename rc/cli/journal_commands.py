@@ -25,7 +25,7 @@ from rc.projections.control import ControlState, evolve, state_digest
 from rc.replay import Replay, Replayer, recovery_plan
 from rc.versions import version_label
 
-__all__ = ("replay_journal", "status", "tail", "trajectories", "verify_journal")
+__all__ = ("UnknownKind", "replay_journal", "status", "tail", "trajectories", "verify_journal")
 
 
 class UnknownKind(CallerError):

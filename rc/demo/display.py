@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rc.demo.run import Progress, StepResult
 
-__all__ = ("Display", "LiveDisplay", "PlainDisplay", "display_for")
+__all__ = ("Display", "LiveDisplay", "PlainDisplay", "display_for", "reward_bar")
 
 _BAR_WIDTH = 20
 

@@ -25,7 +25,7 @@ from rc.exit_codes import ExitCode
 from rc.lifecycle import Phase
 from rc.versions import WeightIdentity
 
-__all__ = ("run",)
+__all__ = ("DemoRun", "run")
 
 _ENGINE = "engine"
 """The server's name in the journal: its address may change when it is replaced, its part in the run does not."""

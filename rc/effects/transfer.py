@@ -5,7 +5,8 @@ through the engine's adapter, so that every one has a deadline and an outcome. B
 
 The trainer runs in a thread of this process and cannot be killed there. What bounds it: rendezvous and broadcasts of
 ``rc_gloo`` time out by themselves; a broadcast of ``nccl`` does not, so `install` returns at its deadline and leaves that
-thread behind, barred from ever calling the engine again.
+thread behind, barred from ever calling the engine again. Its calls that are under way are cancelled on our side; what the
+engine makes of them is not known then, and reported so.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
 import anyio
@@ -20,13 +22,14 @@ import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 
-from rc.effects.protocol import EngineAdapter, Ok, Outcome, Refused, Unknown, WeightSource
+from rc.effects.protocol import EngineAdapter, Failed, Ok, Outcome, Refused, Unknown, WeightSource
+from rc.errors import InvalidWeights
 from rc.evidence import InstallReport, Observation
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ("BACKENDS", "VllmWeightTransfer", "WeightRoutes")
+__all__ = ("BACKENDS", "TensorSource", "Trainer", "VllmWeightTransfer", "WeightRoutes")
 
 RENDEZVOUS_S: Final = 60.0
 """How long workers may take to join a group; they do it in milliseconds unless the engine is busy."""
@@ -52,15 +55,19 @@ class WeightRoutes(Protocol):
 class TensorSource(WeightSource, Protocol):
     """Weights whose tensors this transfer can send, e.g. `rc.ModuleWeights`."""
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the parameters of `manifest`, in its order."""
+        ...
 
 
 class Trainer(Protocol):
-    """What vLLM's trainer factory makes."""
+    """What vLLM's trainer factory makes; that of ``rc_gloo`` also has ``may_have_loaded``."""
 
     source: Any
 
     def send_weights(self) -> None: ...
+
+    def shutdown(self) -> None: ...
 
 
 def _gloo_init_info(address: str, world_size: int, timeout_s: float) -> Any:
@@ -96,10 +103,13 @@ class _Client:
         self._routes = routes
         self._token = token
         self._barred = False
+        self._under_way: set[anyio.CancelScope] = set()
 
     def bar(self) -> None:
-        """Let no call of a thread that was left behind reach the engine."""
+        """Let no call of a thread that was left behind reach the engine, and end those that are under way."""
         self._barred = True
+        for scope in self._under_way:
+            scope.cancel()
 
     def begin(self, label: str) -> None:
         """Forget the outcomes of the last round; finish under this label."""
@@ -121,21 +131,44 @@ class _Client:
     def _call(self, step: str, route: Callable[[], Awaitable[Outcome[None]]]) -> None:
         # Noted before the bar is looked at: whoever bars and then reads the outcomes sees every call that may get through.
         self.outcomes[step] = Unknown("the call was under way")
-        if self._barred:
+        outcome = anyio.from_thread.run(self._run, route, token=cast(Any, self._token))
+        if outcome is None:
             raise _RouteFailed(f"{step}: the install was given up")
-        outcome = anyio.from_thread.run(route, token=cast(Any, self._token))
         self.outcomes[step] = outcome
         if not isinstance(outcome, Ok):
             raise _RouteFailed(f"{step}: {outcome.message}")
 
+    async def _run(self, route: Callable[[], Awaitable[Outcome[None]]]) -> Outcome[None] | None:
+        """Make the call in the event loop, where `bar` is called too; None if it was barred before or in between."""
+        if self._barred:
+            return None
+        with anyio.CancelScope() as scope:
+            self._under_way.add(scope)
+            try:
+                return await route()
+            finally:
+                self._under_way.discard(scope)
+        return None
+
 
 class _Group:
-    """A trainer that has met one process of an engine."""
+    """A trainer that has met one process of an engine, and its number of workers."""
 
-    def __init__(self, trainer: Trainer, client: _Client, boot: str) -> None:
+    def __init__(self, trainer: Trainer, client: _Client, boot: str, workers: int) -> None:
         self.trainer = trainer
         self.client = client
         self.boot = boot
+        self.workers = workers
+
+    def untouched(self) -> bool:
+        """Whether it is proved that the failed update left the engine as it was, ready for another.
+
+        The worker said that the update failed, which ends its session, and it cannot have had everything, before which it
+        loads nothing. With several workers that is not enough: vLLM leaves the failure of the second one in its queue and
+        takes it for the answer to a later call.
+        """
+        may_have_loaded = getattr(self.trainer, "may_have_loaded", True)
+        return not may_have_loaded and self.workers == 1 and isinstance(self.client.outcomes.get("update"), Failed)
 
 
 class VllmWeightTransfer:
@@ -180,6 +213,7 @@ class VllmWeightTransfer:
         group = self._groups.get(engine.name)
         if group is not None and group.boot == boot:
             return None
+        self._part(engine.name)
         routes = cast(WeightRoutes, engine)
         size = await routes.world_size()
         if not isinstance(size, Ok):
@@ -192,10 +226,19 @@ class VllmWeightTransfer:
         except TimeoutError as error:
             client.bar()
             return f"no transfer group within {self._rendezvous_s:g} s: {error or 'the rendezvous hangs'}"
+        except ImportError as error:
+            return f"the trainer's side needs vLLM in this environment too (pip install 'rolloutcore[engine]'): {error}"
         except Exception as error:  # whatever vLLM or torch raises, nothing has mutated
-            return f"no transfer group: {error}"
-        self._groups[engine.name] = _Group(trainer, client, boot)
+            return f"no transfer group ({_backend_hint(self._backend)}): {error or type(error).__name__}"
+        self._groups[engine.name] = _Group(trainer, client, boot, size.value)
         return None
+
+    def _part(self, engine: str) -> None:
+        """Leave an engine's group, if there is one, and bar its trainer."""
+        group = self._groups.pop(engine, None)
+        if group is not None:
+            group.client.bar()
+            group.trainer.shutdown()
 
     def _meet(self, world_size: int, client: _Client) -> Trainer:
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
@@ -214,16 +257,22 @@ class VllmWeightTransfer:
         started = anyio.current_time()
         group = self._groups.get(engine.name)
         if group is None:
-            return self._report(Observation(problem="not looked at"), 0.0, "no transfer group was formed", {}, 0)
+            problem: str | None = "no transfer group was formed"
+            return InstallReport(observed=await engine.observe(), problem=problem, mutation="none")
         group.client.begin(label)
         problem = await self._send(group, cast(TensorSource, weights))
         if problem is not None:
             # A trainer that failed is of no use: the next update forms a new group.
-            group.client.bar()
-            del self._groups[engine.name]
+            self._part(engine.name)
         took_s = anyio.current_time() - started
-        outcomes = dict(group.client.outcomes)
-        return self._report(await engine.observe(), took_s, problem, outcomes, weights.manifest().nbytes)
+        mutation = _mutation(group, problem)
+        return InstallReport(
+            observed=await engine.observe(),
+            took_s=took_s,
+            problem=problem,
+            mutation=mutation,
+            sent_bytes=weights.manifest().nbytes if mutation == "complete" else 0,
+        )
 
     async def _send(self, group: _Group, weights: TensorSource) -> str | None:
         group.trainer.source = _vllm_source(weights)
@@ -238,39 +287,35 @@ class VllmWeightTransfer:
             group.trainer.source = None
         return None
 
-    def _report(
-        self,
-        observed: Observation,
-        took_s: float,
-        problem: str | None,
-        outcomes: dict[str, Outcome[None]],
-        nbytes: int,
-    ) -> InstallReport:
-        start = outcomes.get("start")
-        mutation: Literal["none", "possible", "complete"] = "possible"
-        if start is None or isinstance(start, Refused):
-            mutation = "none"
-        elif problem is None and isinstance(outcomes.get("finish"), Ok):
-            mutation = "complete"
-        return InstallReport(
-            observed=observed,
-            took_s=took_s,
-            problem=problem,
-            mutation=mutation,
-            sent_bytes=nbytes if mutation == "complete" else 0,
-        )
+
+def _mutation(group: _Group, problem: str | None) -> Literal["none", "possible", "complete"]:
+    outcomes = group.client.outcomes
+    start = outcomes.get("start")
+    if start is None or isinstance(start, Refused):
+        return "none"
+    if problem is None and isinstance(outcomes.get("finish"), Ok):
+        return "complete"
+    return "none" if group.untouched() else "possible"
+
+
+def _backend_hint(backend: str) -> str:
+    return f"""was the engine started with --weight-transfer-config '{{"backend": "{backend}"}}'?"""
 
 
 def _vllm_source(weights: TensorSource | None) -> Any:
-    """Wrap weights as vLLM's ``WeightSource``."""
+    """Wrap weights as vLLM's ``WeightSource``, holding them to the manifest that the engine is told."""
+    import torch
     from vllm.distributed.weight_transfer.base import ParamMeta
     from vllm.distributed.weight_transfer.base import WeightSource as VllmSource
 
     class Source(VllmSource):
         def metadata(self) -> list[ParamMeta]:
-            return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self]
+            specs = () if weights is None else weights.manifest().parameters
+            return [ParamMeta(spec.name, getattr(torch, spec.dtype), spec.shape) for spec in specs]
 
         def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-            return iter(()) if weights is None else weights.tensors()
+            tensors = iter(()) if weights is None else weights.tensors()
+            for meta, (name, tensor) in zip_longest(self.metadata(), tensors, fillvalue=(None, None)):
+                yield _as_announced(meta, name, tensor)
 
     return Source()

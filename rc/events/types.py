@@ -48,6 +48,7 @@ __all__ = (
     "UpdateAbandoned",
     "UpdatePath",
     "Validated",
+    "kind_of",
 )
 
 UpdatePath = Literal["adopt", "one_phase"]
