@@ -39,7 +39,8 @@ DEFAULT_LEASE_S = 600.0
 """How long a rollout may go without a sign of life from its owner; longer than any sensible pause between two turns."""
 
 CLOSE_DEADLINE_S = 120.0
-"""How long closing waits for an update that is mutating; the sum of the effects' own deadlines is below it."""
+"""How long closing waits for an update that is mutating. One that takes longer is left to the next opening, which looks
+at the engine and goes on only if it can be shown to be complete."""
 
 
 class Controller:
@@ -75,6 +76,7 @@ class Controller:
             now=self.now,
             new_id=new_id,
             check_open=self._check_open,
+            look_for_loss=self._admission.engine_failed,
         )
         self._started = False
         self._closing = False

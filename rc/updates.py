@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Literal
 
@@ -43,6 +43,7 @@ class Updates:
         now: Callable[[], float],
         new_id: Callable[[str], str],
         check_open: Callable[[], None],
+        look_for_loss: Callable[[str], Awaitable[None]],
     ) -> None:
         self.expected: dict[str, Manifest] = {}
         self._log = log
@@ -53,6 +54,7 @@ class Updates:
         self._now = now
         self._new_id = new_id
         self._check_open = check_open
+        self._look_for_loss = look_for_loss
         self._watches: dict[str, UpdateWatch] = {}
         self._turn = anyio.Lock()
 
@@ -98,9 +100,16 @@ class Updates:
         return comparable
 
     async def _prepare_transfer(self) -> None:
-        """Meet the engines' workers while they still serve; the gap does not pay for it, and preflight looks again."""
+        """Meet the engines' workers while they still serve; the gap does not pay for it, and preflight looks again.
+
+        A process that has taken an engine's place is noticed here, before it is paused: afterwards it would look like
+        one that somebody else has paused.
+        """
         for name, engine in self._log.state.engines.items():
-            if self._transfer is not None and engine.phase in (Phase.JOINED, Phase.READY):
+            if engine.phase not in (Phase.JOINED, Phase.READY):
+                continue
+            await self._look_for_loss(name)
+            if self._transfer is not None and self._log.state.engine(name).phase is engine.phase:
                 problem = await self._transfer.ready(self._engines[name])
                 if problem is not None:
                     raise EngineUnsuitable(f"engine {name} cannot receive weights now; nothing was changed: {problem}")

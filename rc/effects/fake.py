@@ -1,8 +1,8 @@
 """A fake engine and a fake transfer, in memory: for fast tests and for simulating faults, never for a claim about vLLM.
 
-The fake keeps what matters of vLLM's behaviour: requests queue while it is paused, pausing aborts what is in flight, a label
-is whatever was written last, a restart forgets it, cached prefixes outlive a weight change unless they are reset, and a call
-can take effect although its answer is lost. `Fault` scripts any call.
+The fake keeps what matters of vLLM's behaviour: requests queue while it is paused, pausing aborts what is in flight, a
+label is whatever was written last, a restart forgets it, cached prefixes outlive a weight change unless they are reset,
+and a call can take effect although its answer is lost. `Fault` scripts any call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import anyio
 import msgspec
@@ -116,14 +116,18 @@ class FakeEngine:
     def die(self) -> None:
         """End the process: nothing listens any more, in-flight requests break."""
         self.alive = False
-        self._abort_epoch += 1
+        self._wake()
 
     def restart(self) -> None:
         """Start a new process with the weights of the checkpoint and no label."""
         self.alive, self.boot = True, self.boot + 1
         self.label, self.paused, self.updating, self.content = "default", False, False, "as loaded"
         self._cached.clear()
-        self._abort_epoch += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        self._resumed.set()
+        self._resumed = anyio.Event()
 
     # ------------------------------------------------------------------ the adapter protocol
 
@@ -163,8 +167,7 @@ class FakeEngine:
 
         def effect() -> None:
             self.paused = False
-            self._resumed.set()
-            self._resumed = anyio.Event()
+            self._wake()
 
         return await self._call("resume", effect)
 
@@ -198,10 +201,10 @@ class FakeEngine:
         outcome = await self._call("generate", lambda: None)
         if not isinstance(outcome, Ok):
             return outcome
-        aborted_by = self._abort_epoch
-        while self.paused:
+        boot = self.boot
+        while self.paused and self._runs(boot):
             await self._resumed.wait()
-            aborted_by = self._abort_epoch
+        aborted_by = self._abort_epoch
         key = (request.cache_salt, request.prompt_token_ids)
         hit = key in self._cached
         computed_with = self._cached.setdefault(key, self.content)
@@ -210,7 +213,7 @@ class FakeEngine:
         finish_reason = "length"
         for position in range(int(request.sampling["max_tokens"])):
             await anyio.sleep(self.token_s)
-            if not self.alive:
+            if not self._runs(boot):
                 return Unknown("/inference/v1/generate: the connection broke while waiting")
             if self._abort_epoch != aborted_by:
                 finish_reason = "abort"
@@ -234,10 +237,20 @@ class FakeEngine:
 
     # ------------------------------------------------------------------ weight update routes
 
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> Outcome[None]:
+        """Join a transfer group; there is none to join."""
+        return await self._call("init_weight_transfer_engine", lambda: None)
+
+    async def shutdown_weight_transfer_engine(self) -> Outcome[None]:
+        """Leave it."""
+        return await self._call("shutdown_weight_transfer_engine", lambda: None)
+
     async def start_weight_update(self) -> Outcome[None]:
         """Put the weights in flux."""
 
         def effect() -> None:
+            if self.updating:
+                raise _OutOfOrderError("start_weight_update while an update is active")
             self.updating, self.content = True, "in flux"
 
         return await self._call("start_weight_update", effect)
@@ -246,6 +259,8 @@ class FakeEngine:
         """Take in the weights."""
 
         def effect() -> None:
+            if not self.updating:
+                raise _OutOfOrderError("update_weights without start_weight_update")
             self.content = content
 
         return await self._call("update_weights", effect)
@@ -254,6 +269,8 @@ class FakeEngine:
         """End the update and attest ``label``."""
 
         def effect() -> None:
+            if not self.updating:
+                raise _OutOfOrderError("finish_weight_update without start_weight_update")
             self.updating, self.label = False, label
 
         return await self._call("finish_weight_update", effect)
@@ -261,16 +278,27 @@ class FakeEngine:
     async def _call(self, call: str, effect: Callable[[], T]) -> Outcome[T]:
         self.calls.append(call)
         fault = self._faults[call].popleft() if self._faults[call] else Fault(happens=True)
+        boot = self.boot
+        reached = self.alive
         await anyio.sleep(self.control_s + fault.delay_s)
         if fault.dies:
             self.die()
-        if not self.alive:
-            return fault.outcome or Refused(f"/{call} could not be reached: connection refused")
-        if fault.outcome is None:
-            return Ok(effect())
-        if fault.happens:
-            effect()
-        return fault.outcome
+        if not reached:
+            return Refused(f"/{call} could not be reached: connection refused")
+        if not self._runs(boot):
+            return fault.outcome or Unknown(f"/{call}: the connection broke while waiting")
+        try:
+            value = effect() if fault.outcome is None or fault.happens else None
+        except _OutOfOrderError as error:
+            return Failed(str(error), 500)
+        return fault.outcome or Ok(cast(T, value))
+
+    def _runs(self, boot: int) -> bool:
+        return self.alive and self.boot == boot
+
+
+class _OutOfOrderError(Exception):
+    """A weight update route that was called when vLLM would answer 500."""
 
 
 class FakeTransfer:
@@ -287,7 +315,8 @@ class FakeTransfer:
 
     async def install(self, engine: EngineAdapter, weights: WeightSource, label: str) -> InstallReport:
         """Start, update, finish; stop at the first that does not succeed."""
-        assert isinstance(engine, FakeEngine) and isinstance(weights, FakeWeights)
+        if not isinstance(engine, FakeEngine) or not isinstance(weights, FakeWeights):
+            raise TypeError("a FakeTransfer installs FakeWeights into a FakeEngine, nothing else")
         started = anyio.current_time()
         steps = (
             ("start", engine.start_weight_update),

@@ -1,12 +1,13 @@
 """Effect handlers: do what `rc.next_effects` calls for and report what the engine showed afterwards.
 
-A handler takes no decision. Whatever an action's outcome, it looks at the engine again and reports both; the core judges.
+A handler takes no decision. Whatever an action's outcome, it looks at the engine again and reports both; the core
+judges.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 
@@ -35,7 +36,7 @@ from rc.next_effects import (
 __all__ = ("EffectHandlers", "problem_of")
 
 
-def problem_of(outcome: Outcome[object]) -> str | None:
+def problem_of(outcome: Outcome[Any]) -> str | None:
     """Put an outcome that is not ok into words; None if it is ok."""
     match outcome:
         case Ok():
@@ -51,8 +52,8 @@ def problem_of(outcome: Outcome[object]) -> str | None:
 class EffectHandlers:
     """Performs effects on the engines of one controller.
 
-    ``weights`` holds the weights of updates in progress, by update id; the controller puts them there before it requests the
-    update and removes them when it ends. An update of an earlier controller has none.
+    ``weights`` holds the weights of updates in progress, by update id; the controller puts them there before it
+    requests the update and removes them when it ends. An update of an earlier controller has none.
     """
 
     def __init__(self, engines: Mapping[str, EngineAdapter], transfer: WeightTransfer | None) -> None:
@@ -105,7 +106,8 @@ class EffectHandlers:
                 problem=problem_of(outcome),
                 mutation="complete" if isinstance(outcome, Ok) else mutation,
             )
-        assert self._transfer is not None and effect.update is not None, "preflight has checked both"
+        if self._transfer is None or effect.update is None:
+            raise RuntimeError(f"{effect} was called for although preflight cannot have passed")
         return await self._transfer.install(engine, self.weights[effect.update], effect.label)
 
 

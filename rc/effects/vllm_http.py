@@ -7,6 +7,7 @@ What rc relies on, by vLLM 0.32: ``/pause``, ``/resume``, ``/is_paused``, ``/res
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -48,7 +49,14 @@ DEADLINES_S: Final[Mapping[str, float]] = MappingProxyType(
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """Largest answer that is read: 100,000 tokens with logprobs are about 10 MB."""
 
+_KEEPALIVE_S = 2.0
+"""How long an idle connection is used again. vLLM closes one after 5 s; a call sent into that moment would be lost, and
+whether it arrived unknown."""
+
 _BOOT_METRIC = b"process_start_time_seconds "
+
+_GAVE_UP = (408, 499)
+"""Statuses by which a proxy gives up on a request that it may have passed on: not a refusal."""
 
 _DEV_MODE = "start the server with VLLM_SERVER_DEV_MODE=1, and keep its port private: these routes ask for no key"
 
@@ -74,9 +82,8 @@ class VllmHttpEngine:
         deadlines_s: Mapping[str, float] | None = None,
         name: str | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise EngineUnreachable(f"{url!r} is not the URL of a server; it looks like http://127.0.0.1:8000")
+        if not _is_server_url(url):
+            raise EngineUnreachable(f"{url!r} is not the URL of a server, such as http://127.0.0.1:8000")
         self.url = url.rstrip("/")
         self._name = name or self.url
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -109,16 +116,18 @@ class VllmHttpEngine:
             case Ok({"version": str(vllm)}), Ok({"data": [{"id": str(model)} as served, *_]}):
                 self._model = model
             case (Refused(status=401), _) | (_, Refused(status=401)):
-                raise EngineUnreachable(f"{self.url} asks for an API key; pass api_key (RC_API_KEY for the command line)")
+                wrong = "does not accept this API key" if self._headers else "asks for an API key"
+                raise EngineUnreachable(f"{self.url} {wrong}; pass its --api-key as api_key (command line: RC_API_KEY)")
             case (Refused() | Failed() | Unknown() as problem, _):
                 raise EngineUnreachable(f"no vLLM answers at {self.url}: {problem.message}")
             case _:
-                raise EngineUnreachable(f"what answers at {self.url} is not a vLLM server (/version and /v1/models differ)")
+                raise EngineUnreachable(f"what answers at {self.url} is no vLLM server (/version, /v1/models differ)")
+        root, max_model_len = served.get("root"), served.get("max_model_len")
         return EngineFacts(
             vllm=vllm,
             model=model,
-            model_root=str(served.get("root") or ""),
-            max_model_len=int(served.get("max_model_len") or 0),
+            model_root=root if isinstance(root, str) else "",
+            max_model_len=max_model_len if isinstance(max_model_len, int) else 0,
             profile="stock",
             missing=await self._missing(),
             exposed=await self._exposed(),
@@ -134,6 +143,8 @@ class VllmHttpEngine:
         generate = await self._json("POST", "/inference/v1/generate", "look", json={})
         if isinstance(generate, Refused) and generate.status in (403, 404):
             missing.append("/inference/v1/generate is off: start the server with --enable-scale-out")
+        elif not isinstance(generate, Refused) or generate.status is None:
+            missing.append(f"/inference/v1/generate does not check what it is sent ({_words(generate)}): no vLLM 0.32")
         if (await self._boot())[0] is None:
             missing.append("/metrics gives no process_start_time_seconds, so that a restart would go unnoticed")
         return tuple(missing)
@@ -160,12 +171,11 @@ class VllmHttpEngine:
         problems = [outcome.message for outcome in (label, paused) if not isinstance(outcome, Ok)]
         if boot_problem is not None:
             problems.append(boot_problem.message)
-        unreached = [isinstance(outcome, Refused) and outcome.status is None for outcome in (label, paused, boot_problem)]
         return Observation(
             boot=boot,
             label=_field(label, "weight_version", str),
             paused=_field(paused, "is_paused", bool),
-            gone=all(unreached),
+            gone=all(isinstance(outcome, _NothingListens) for outcome in (label, paused, boot_problem)),
             problem="; ".join(dict.fromkeys(problems)) or None,
         )
 
@@ -182,11 +192,11 @@ class VllmHttpEngine:
 
     async def pause(self) -> Outcome[None]:
         """Pause generation; in-flight requests are aborted, caches are left for the explicit resets."""
-        return _done(await self._json("POST", "/pause?mode=abort&clear_cache=false", "control"))
+        return await self._do("/pause?mode=abort&clear_cache=false", "control")
 
     async def resume(self) -> Outcome[None]:
         """Generate again."""
-        return _done(await self._json("POST", "/resume", "control"))
+        return await self._do("/resume", "control")
 
     async def reset_prefix_cache(self) -> Outcome[bool]:
         """Reset the prefix cache; vLLM answers 200 also where it did not, so its word is the value."""
@@ -198,15 +208,15 @@ class VllmHttpEngine:
 
     async def reset_multimodal_cache(self) -> Outcome[None]:
         """Reset the multimodal processor caches."""
-        return _done(await self._bytes("POST", "/reset_mm_cache", "control"))
+        return await self._do_silently("/reset_mm_cache", "control")
 
     async def reset_encoder_cache(self) -> Outcome[None]:
         """Reset the encoder cache."""
-        return _done(await self._bytes("POST", "/reset_encoder_cache", "control"))
+        return await self._do_silently("/reset_encoder_cache", "control")
 
     async def set_label(self, label: str) -> Outcome[None]:
         """Attest this version from now on."""
-        return _done(await self._json("POST", "/update_weight_version", "control", json={"new_version": label}))
+        return await self._do("/update_weight_version", "control", json={"new_version": label})
 
     # ------------------------------------------------------------------ weight update routes
 
@@ -220,26 +230,23 @@ class VllmHttpEngine:
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> Outcome[None]:
         """Have every worker join the transfer group."""
-        body = {"init_info": init_info}
-        return _done(await self._json("POST", "/init_weight_transfer_engine", "weights", json=body))
+        return await self._do("/init_weight_transfer_engine", "weights", json={"init_info": init_info})
 
     async def shutdown_weight_transfer_engine(self) -> Outcome[None]:
         """Have every worker leave the transfer group."""
-        return _done(await self._json("POST", "/shutdown_weight_transfer_engine", "control"))
+        return await self._do("/shutdown_weight_transfer_engine", "control")
 
     async def start_weight_update(self) -> Outcome[None]:
         """Begin a weight update; from here on the engine's weights are in flux."""
-        return _done(await self._json("POST", "/start_weight_update", "weights"))
+        return await self._do("/start_weight_update", "weights")
 
     async def update_weights(self, update_info: Any) -> Outcome[None]:
         """Receive weights; blocks while the sender sends."""
-        body = {"update_info": update_info}
-        return _done(await self._json("POST", "/update_weights", "weights", json=body))
+        return await self._do("/update_weights", "weights", json={"update_info": update_info})
 
     async def finish_weight_update(self, label: str) -> Outcome[None]:
         """End a weight update and attest ``label`` from then on."""
-        body = {"weight_version": label}
-        return _done(await self._json("POST", "/finish_weight_update", "weights", json=body))
+        return await self._do("/finish_weight_update", "weights", json={"weight_version": label})
 
     # ------------------------------------------------------------------ generating
 
@@ -264,6 +271,27 @@ class VllmHttpEngine:
 
     # ------------------------------------------------------------------ HTTP
 
+    async def _do(self, path: str, deadline: str, *, json: Any = None) -> Outcome[None]:
+        """Call a route that acts and says so in a JSON object; an error inside an answer of 200 is an error too."""
+        outcome = await self._json("POST", path, deadline, json=json)
+        match outcome:
+            case Ok({"error": error}):
+                return Failed(f"{path.partition('?')[0]} answered 200 with an error: {error}")
+            case Ok({"success": False}):
+                return Failed(f"{path.partition('?')[0]} answered success=false")
+            case Ok(dict()):
+                return Ok(None)
+            case Ok():
+                return Failed(f"{path.partition('?')[0]} answered something else than a JSON object")
+        return outcome
+
+    async def _do_silently(self, path: str, deadline: str) -> Outcome[None]:
+        """Call a route whose answer is empty where it did what it should."""
+        outcome = await self._bytes("POST", path, deadline)
+        if isinstance(outcome, Ok) and outcome.value:
+            return Failed(f"{path} answered {_error_text(outcome.value)!r}, where it says nothing if it succeeds")
+        return Ok(None) if isinstance(outcome, Ok) else outcome
+
     async def _json(
         self, method: str, path: str, deadline: str, *, json: Any = None, headers: Mapping[str, str] | None = None
     ) -> Outcome[Any]:
@@ -279,7 +307,8 @@ class VllmHttpEngine:
         self, method: str, path: str, deadline: str, *, json: Any = None, headers: Mapping[str, str] | None = None
     ) -> Outcome[bytes]:
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
+            self._session = aiohttp.ClientSession(connector=connector)
         sent = {**self._headers, **(headers or {})}
         return await self._request(self._session, method, path, self._deadlines_s[deadline], json, sent)
 
@@ -300,21 +329,28 @@ class VllmHttpEngine:
                 async with session.request(
                     method, self.url + path, json=json, headers=headers, timeout=timeout, allow_redirects=False
                 ) as response:
-                    content = await response.content.read(_MAX_ANSWER_BYTES + 1)
-                    while not response.content.at_eof() and len(content) <= _MAX_ANSWER_BYTES:
-                        content += await response.content.read(_MAX_ANSWER_BYTES + 1 - len(content))
+                    content = bytearray()
+                    while len(content) <= _MAX_ANSWER_BYTES and not response.content.at_eof():
+                        content += await response.content.readany()
         except TimeoutError:
             return Unknown(f"{where} gave no answer within {deadline_s:g} s")
         except aiohttp.ClientConnectorError as error:
-            return Refused(f"{where} could not be reached: {error.strerror or error}")
+            message = f"{where} could not be reached: {error.strerror or error}"
+            return _NothingListens(message) if error.os_error.errno == errno.ECONNREFUSED else Refused(message)
         except (aiohttp.ClientError, OSError) as error:
             return Unknown(f"{where}: the connection broke while waiting ({type(error).__name__}: {error})")
         if len(content) > _MAX_ANSWER_BYTES:
             return Failed(f"{where} answered more than {_MAX_ANSWER_BYTES} bytes", response.status)
         if response.status < 300:
-            return Ok(content)
-        message = f"{where} answered {response.status}: {_error_text(content)}"
-        return Failed(message, response.status) if response.status >= 500 else Refused(message, response.status)
+            return Ok(bytes(content))
+        message = f"{where} answered {response.status}: {_error_text(bytes(content))}"
+        if response.status >= 500 or response.status in _GAVE_UP:
+            return Failed(message, response.status)
+        return Refused(message, response.status)
+
+
+class _NothingListens(Refused, frozen=True):
+    """The address itself refuses connections: proof that no server is there. A bad route or name proves nothing."""
 
 
 class _TokenLogprob(msgspec.Struct):
@@ -333,7 +369,7 @@ class _VersionSpan(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    token_ids: list[int]
+    token_ids: list[int] | None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     weight_versions: list[_VersionSpan] | None = None
@@ -357,13 +393,15 @@ class _Answer(msgspec.Struct):
         if len(self.choices) != 1:
             return Failed(f"/inference/v1/generate answered {len(self.choices)} choices; rollouts have one (n=1)")
         choice = self.choices[0]
+        token_ids = choice.token_ids or []
         content = (choice.logprobs.content if choice.logprobs else None) or []
-        if [entry.token_id for entry in content] != choice.token_ids:
-            return Failed("/inference/v1/generate gave logprobs of other tokens than it sampled")
+        if [entry.token_id for entry in content] != token_ids:
+            wrong = "logprobs of other tokens than it sampled" if content else "no logprobs; rollouts need them"
+            return Failed(f"/inference/v1/generate gave {wrong}")
         details = self.usage.prompt_tokens_details if self.usage else None
         return Ok(
             Generation(
-                token_ids=tuple(choice.token_ids),
+                token_ids=tuple(token_ids),
                 logprobs=tuple(entry.logprob for entry in content),
                 spans=tuple(
                     Span(label=span.version, start=span.start, end=span.end) for span in choice.weight_versions or ()
@@ -374,8 +412,16 @@ class _Answer(msgspec.Struct):
         )
 
 
-def _done(outcome: Outcome[Any]) -> Outcome[None]:
-    return Ok(None) if isinstance(outcome, Ok) else outcome
+def _is_server_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or above 65535
+        return False
+
+
+def _words(outcome: Outcome[Any]) -> str:
+    return "it answered 200" if isinstance(outcome, Ok) else outcome.message
 
 
 def _field(outcome: Outcome[Any], name: str, kind: type) -> Any:
