@@ -47,16 +47,12 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EncodedDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision together with the text that is stored of it."""
+    """A decision together with the text that is stored of it. ``nbytes`` is the size of that text, roughly."""
 
     decision: Decision
     command: str
     bodies: tuple[str, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Characters of text, which are bytes for all but foreign scripts."""
-        return len(self.command) + sum(map(len, self.bodies))
+    nbytes: int
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,7 +193,9 @@ def encode_decision(decision: Decision) -> EncodedDecision:
     bodies = tuple(encode_event(event) for event in decision.events)
     for event, body in zip(decision.events, bodies, strict=True):
         decode_event(event.kind, event.schema, body)
-    return EncodedDecision(decision=decision, command=encode_command(decision.command), bodies=bodies)
+    command = encode_command(decision.command)
+    nbytes = len(command) + sum(map(len, bodies))
+    return EncodedDecision(decision=decision, command=command, bodies=bodies, nbytes=nbytes)
 
 
 def chain_records(head: Head, epoch: int, encoded: EncodedDecision) -> tuple[Record, ...]:
