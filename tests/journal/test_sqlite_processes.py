@@ -74,6 +74,7 @@ def last_whole_number(lines: list[str]) -> int:
     return max((int(line) for line in lines if line.isdigit()), default=0)
 
 
+@pytest.mark.timeout(240)  # it starts a dozen processes, one after the other
 async def test_every_acknowledged_event_survives_sigkill_at_any_moment(path: Path) -> None:
     moments = random.Random(20)
     acknowledged = 0
@@ -180,6 +181,7 @@ async def test_a_full_disk_loses_nothing_that_was_acknowledged(path: Path) -> No
         await journal.append(admit())
 
 
+@pytest.mark.timeout(240)  # it starts a dozen processes, one after the other
 async def test_a_writer_killed_while_it_creates_the_file_leaves_one_that_opens(tmp_path: Path) -> None:
     moments = random.Random(21)
     for kill in range(10):
