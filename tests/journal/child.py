@@ -125,6 +125,7 @@ ACTIONS: dict[str, Callable[[Path], Awaitable[None]]] = {
 def become_nobody() -> None:
     """Give up root's right to write what is read-only, once everything is imported that root's files hold."""
     anyio.run(anyio.sleep, 0)
+    Path.cwd().as_uri()
     if os.geteuid() == 0:
         os.setuid(NOBODY)
 
