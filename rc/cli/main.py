@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -29,6 +30,8 @@ start here:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``rc`` and give its exit code."""
     arguments = _parser().parse_args(argv)
+    # A polite kill ends a command as Ctrl-C does: what it started is ended, what it holds is closed.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         return int(arguments.run(arguments))
     except RolloutCoreError as error:
