@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,7 @@ __all__ = ("ModuleWeights", "checkpoint_manifest")
 
 
 class ModuleWeights:
-    """The parameters of a torch module, as an update's weights.
+    """The parameters and persistent buffers of a torch module, as an update's weights.
 
     A head that is tied to the embedding is sent under its own name as well: vLLM's CPU backend packs it separately, and
     would keep the old head without an error.
@@ -42,7 +43,7 @@ class ModuleWeights:
         self._tied_head = _tied_head(model)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every parameter by name: detached, contiguous, in the dtype that is sent, on its own device."""
+        """Yield what `manifest` lists, in its order: detached, contiguous, in the dtype that is sent."""
         for name, parameter in self._named():
             yield name, parameter.detach().to(self._sent_dtype(parameter)).contiguous()
 
@@ -73,13 +74,22 @@ class ModuleWeights:
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
         )
 
-    def _named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        yield from self._model.named_parameters()
+    def _named(self) -> list[tuple[str, torch.Tensor]]:
+        named: list[tuple[str, torch.Tensor]] = [*self._model.named_parameters(), *_persistent_buffers(self._model)]
         if self._tied_head is not None:
-            yield self._tied_head
+            named.append(self._tied_head)
+        return sorted(named, key=itemgetter(0))
 
-    def _sent_dtype(self, parameter: torch.nn.Parameter) -> torch.dtype:
+    def _sent_dtype(self, parameter: torch.Tensor) -> torch.dtype:
         return self._dtype if self._dtype is not None and parameter.is_floating_point() else parameter.dtype
+
+
+def _persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Buffers that a checkpoint holds, such as a mixture of experts' routing bias; rotary caches are not among them."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer
 
 
 def _tied_head(model: torch.nn.Module) -> tuple[str, torch.nn.Parameter] | None:
@@ -107,15 +117,28 @@ _MAX_HEADER_BYTES: Final = 100_000_000
 def checkpoint_manifest(directory: str | Path) -> Manifest | None:
     """Read which parameters a checkpoint holds from the headers of its safetensors files.
 
+    A directory with an index has the files that the index names; others beside them (``consolidated.safetensors``) hold
+    the same weights under other names.
+
     Returns:
         The manifest, or None where the directory holds no safetensors.
 
     Raises:
-        InvalidWeights: A file is not safetensors, or has a dtype that rc does not know.
+        InvalidWeights: A file is missing, is not safetensors, or has a dtype that rc does not know.
     """
-    files = sorted(Path(directory).glob("*.safetensors"))
-    specs = [spec for file in files for spec in _header(file)]
+    specs = [spec for file in _weight_files(Path(directory)) for spec in _header(file)]
     return Manifest.of(specs) if specs else None
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            return [directory / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidWeights(f"{index} cannot be read ({type(error).__name__}: {error})") from error
+    single = directory / "model.safetensors"
+    return [single] if single.exists() else sorted(directory.glob("*.safetensors"))
 
 
 def _header(file: Path) -> Iterator[ParameterSpec]:

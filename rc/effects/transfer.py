@@ -1,18 +1,19 @@
 """Weight transfer through vLLM's own trainer side, one phase: the engine is paused while bytes travel.
 
-`VllmWeightTransfer` makes a trainer through vLLM's ``WeightTransferTrainerFactory`` and gives it a client whose calls go
-through the engine's adapter, so that every one has a deadline and an outcome. Backends differ in their init info alone.
+`VllmWeightTransfer` makes a trainer through vLLM's ``WeightTransferTrainerFactory`` and gives it a client whose calls
+go through the engine's adapter, so that every one has a deadline and an outcome. Backends differ in their init info
+alone.
 
 The trainer runs in a thread of this process and cannot be killed there. What bounds it: rendezvous and broadcasts of
-``rc_gloo`` time out by themselves; a broadcast of ``nccl`` does not, so `install` returns at its deadline and leaves that
-thread behind, barred from ever calling the engine again. Its calls that are under way are cancelled on our side; what the
-engine makes of them is not known then, and reported so.
+``rc_gloo`` time out by themselves; a broadcast of ``nccl`` does not, so `install` returns at its deadline and leaves
+that thread behind, barred from ever calling the engine again. Its calls that are under way are cancelled on our side;
+what the engine makes of them is not known then, and reported so.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
@@ -24,10 +25,12 @@ import anyio.to_thread
 
 from rc.effects.protocol import EngineAdapter, Failed, Ok, Outcome, Refused, Unknown, WeightSource
 from rc.errors import InvalidWeights
-from rc.evidence import InstallReport, Observation
+from rc.evidence import InstallReport
 
 if TYPE_CHECKING:
     import torch
+
+    from rc.versions import ParameterSpec
 
 __all__ = ("BACKENDS", "TensorSource", "Trainer", "VllmWeightTransfer", "WeightRoutes")
 
@@ -38,18 +41,31 @@ INSTALL_DEADLINE_S: Final = 300.0
 """How long one install may take in all: tens of seconds for the largest models over a fast network."""
 
 
+_LEAVE_S: Final = 1.0
+
+
 class WeightRoutes(Protocol):
     """vLLM's weight-update routes, as `rc.effects.vllm_http.VllmHttpEngine` has them."""
 
-    async def world_size(self) -> Outcome[int]: ...
+    async def world_size(self) -> Outcome[int]:
+        """Give the number of worker ranks that take part."""
+        ...
 
-    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> Outcome[None]: ...
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> Outcome[None]:
+        """Have every worker join the transfer group."""
+        ...
 
-    async def start_weight_update(self) -> Outcome[None]: ...
+    async def start_weight_update(self) -> Outcome[None]:
+        """Open an update; with vLLM's own backends, weights are in flux from here on."""
+        ...
 
-    async def update_weights(self, update_info: Any) -> Outcome[None]: ...
+    async def update_weights(self, update_info: Any) -> Outcome[None]:
+        """Receive weights; answers when the sender has sent."""
+        ...
 
-    async def finish_weight_update(self, label: str) -> Outcome[None]: ...
+    async def finish_weight_update(self, label: str) -> Outcome[None]:
+        """Close the update and attest ``label`` from then on."""
+        ...
 
 
 class TensorSource(WeightSource, Protocol):
@@ -65,9 +81,13 @@ class Trainer(Protocol):
 
     source: Any
 
-    def send_weights(self) -> None: ...
+    def send_weights(self) -> None:
+        """Send the source's weights and drive start, update and finish; blocks."""
+        ...
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        """Leave the group."""
+        ...
 
 
 def _gloo_init_info(address: str, world_size: int, timeout_s: float) -> Any:
@@ -108,7 +128,7 @@ class _Client:
     def bar(self) -> None:
         """Let no call of a thread that was left behind reach the engine, and end those that are under way."""
         self._barred = True
-        for scope in self._under_way:
+        for scope in tuple(self._under_way):
             scope.cancel()
 
     def begin(self, label: str) -> None:
@@ -129,7 +149,7 @@ class _Client:
         self._call("finish", partial(self._routes.finish_weight_update, weight_version or self.label))
 
     def _call(self, step: str, route: Callable[[], Awaitable[Outcome[None]]]) -> None:
-        # Noted before the bar is looked at: whoever bars and then reads the outcomes sees every call that may get through.
+        # Noted before the bar is looked at: who bars and then reads the outcomes sees every call that may get through.
         self.outcomes[step] = Unknown("the call was under way")
         outcome = anyio.from_thread.run(self._run, route, token=cast(Any, self._token))
         if outcome is None:
@@ -163,9 +183,9 @@ class _Group:
     def untouched(self) -> bool:
         """Whether it is proved that the failed update left the engine as it was, ready for another.
 
-        The worker said that the update failed, which ends its session, and it cannot have had everything, before which it
-        loads nothing. With several workers that is not enough: vLLM leaves the failure of the second one in its queue and
-        takes it for the answer to a later call.
+        The worker said that the update failed, which ends its session, and it cannot have had everything, before which
+        it loads nothing. With several workers that is not enough: vLLM leaves the failure of the second one in its
+        queue and takes it for the answer to a later call.
         """
         may_have_loaded = getattr(self.trainer, "may_have_loaded", True)
         return not may_have_loaded and self.workers == 1 and isinstance(self.client.outcomes.get("update"), Failed)
@@ -213,39 +233,42 @@ class VllmWeightTransfer:
         group = self._groups.get(engine.name)
         if group is not None and group.boot == boot:
             return None
-        self._part(engine.name)
+        await self._leave(engine.name)
         routes = cast(WeightRoutes, engine)
         size = await routes.world_size()
         if not isinstance(size, Ok):
             return f"the engine's number of workers is not known: {size.message}"
         client = _Client(routes, anyio.lowlevel.current_token())
+        trainer: Trainer | None = None
         try:
+            # The first import of vLLM takes seconds, which are not the workers' fault.
+            await anyio.to_thread.run_sync(_load_trainer_side, abandon_on_cancel=True)
             # Forming a group waits for the workers' slowest; give it the rendezvous and as much again to report.
             with anyio.fail_after(2 * self._rendezvous_s):
                 trainer = await anyio.to_thread.run_sync(self._meet, 1 + size.value, client, abandon_on_cancel=True)
         except TimeoutError as error:
-            client.bar()
-            return f"no transfer group within {self._rendezvous_s:g} s: {error or 'the rendezvous hangs'}"
+            return f"no transfer group within {self._rendezvous_s:g} s: {str(error) or 'the rendezvous hangs'}"
         except ImportError as error:
             return f"the trainer's side needs vLLM in this environment too (pip install 'rolloutcore[engine]'): {error}"
-        except Exception as error:  # whatever vLLM or torch raises, nothing has mutated
-            return f"no transfer group ({_backend_hint(self._backend)}): {error or type(error).__name__}"
+        except Exception as error:  # noqa: BLE001 - whatever vLLM or torch raises, nothing has mutated
+            return f"no transfer group ({_backend_hint(self._backend)}): {str(error) or type(error).__name__}"
+        finally:
+            if trainer is None:
+                client.bar()
         self._groups[engine.name] = _Group(trainer, client, boot, size.value)
         return None
 
-    def _part(self, engine: str) -> None:
-        """Leave an engine's group, if there is one, and bar its trainer."""
+    async def _leave(self, engine: str) -> None:
+        """Leave the group of an earlier process of an engine, if there is one."""
         group = self._groups.pop(engine, None)
         if group is not None:
             group.client.bar()
-            group.trainer.shutdown()
+            with anyio.move_on_after(_LEAVE_S):
+                await anyio.to_thread.run_sync(group.trainer.shutdown, abandon_on_cancel=True)
 
     def _meet(self, world_size: int, client: _Client) -> Trainer:
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
-        from rc.vllm_plugin import register
-
-        register()
         init_info = BACKENDS[self._backend](self._address, world_size, self._rendezvous_s)
         trainer = WeightTransferTrainerFactory.trainer_init(
             init_info, client=cast(Any, client), source=_vllm_source(None)
@@ -257,13 +280,18 @@ class VllmWeightTransfer:
         started = anyio.current_time()
         group = self._groups.get(engine.name)
         if group is None:
-            problem: str | None = "no transfer group was formed"
-            return InstallReport(observed=await engine.observe(), problem=problem, mutation="none")
+            unmet = "no transfer group was formed"
+            return InstallReport(observed=await engine.observe(), problem=unmet, mutation="none")
         group.client.begin(label)
-        problem = await self._send(group, cast(TensorSource, weights))
-        if problem is not None:
-            # A trainer that failed is of no use: the next update forms a new group.
-            self._part(engine.name)
+        problem: str | None = "cancelled"
+        try:
+            problem = await self._send(group, cast(TensorSource, weights))
+        finally:
+            if problem is not None:
+                # A trainer that failed is of no use: the next update forms a new group. It is not shut down from here,
+                # which would wait for a broadcast that it may still be in.
+                group.client.bar()
+                self._groups.pop(engine.name, None)
         took_s = anyio.current_time() - started
         mutation = _mutation(group, problem)
         return InstallReport(
@@ -281,11 +309,17 @@ class VllmWeightTransfer:
                 await anyio.to_thread.run_sync(group.trainer.send_weights, abandon_on_cancel=True)
         except TimeoutError as error:
             return str(error) or f"not done within {self._deadline_s:g} s"
-        except Exception as error:  # whatever vLLM, torch or the network raises; the outcomes say how far it got
+        except Exception as error:  # noqa: BLE001 - whatever is raised, the outcomes say how far it got
             return str(error) or type(error).__name__
         finally:
             group.trainer.source = None
         return None
+
+
+def _load_trainer_side() -> None:
+    from rc.vllm_plugin import register
+
+    register()
 
 
 def _mutation(group: _Group, problem: str | None) -> Literal["none", "possible", "complete"]:
@@ -303,19 +337,40 @@ def _backend_hint(backend: str) -> str:
 
 
 def _vllm_source(weights: TensorSource | None) -> Any:
-    """Wrap weights as vLLM's ``WeightSource``, holding them to the manifest that the engine is told."""
+    """Wrap weights as vLLM's ``WeightSource``."""
     import torch
     from vllm.distributed.weight_transfer.base import ParamMeta
     from vllm.distributed.weight_transfer.base import WeightSource as VllmSource
 
+    specs = () if weights is None else weights.manifest().parameters
+
     class Source(VllmSource):
         def metadata(self) -> list[ParamMeta]:
-            specs = () if weights is None else weights.manifest().parameters
             return [ParamMeta(spec.name, getattr(torch, spec.dtype), spec.shape) for spec in specs]
 
         def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-            tensors = iter(()) if weights is None else weights.tensors()
-            for meta, (name, tensor) in zip_longest(self.metadata(), tensors, fillvalue=(None, None)):
-                yield _as_announced(meta, name, tensor)
+            return iter(()) if weights is None else _as_announced(specs, weights.tensors())
 
     return Source()
+
+
+def _as_announced(
+    specs: Iterable[ParameterSpec], tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors, holding them to the manifest that the engine is told.
+
+    A tensor goes out when the one after it is known to fit, so that weights that differ are never sent whole.
+    """
+    held: tuple[str, torch.Tensor] | None = None
+    for spec, named in zip_longest(specs, tensors):
+        announced = None if spec is None else (spec.name, spec.dtype, spec.shape)
+        found = None if named is None else (named[0], str(named[1].dtype).removeprefix("torch."), tuple(named[1].shape))
+        if found != announced:
+            raise InvalidWeights(
+                f"the weights have {found or 'no more'} where their manifest has {announced or 'no more'}"
+            )
+        if held is not None:
+            yield held
+        held = named
+    if held is not None:
+        yield held

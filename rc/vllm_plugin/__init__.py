@@ -1,4 +1,4 @@
-"""What runs inside vLLM's processes. vLLM calls `register` in each of them through the ``vllm.general_plugins`` entry point.
+"""What runs inside vLLM's processes, each of which calls `register` through the ``vllm.general_plugins`` entry point.
 
 The core never imports this package, and importing it imports neither torch nor vllm.
 """

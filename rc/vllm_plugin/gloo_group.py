@@ -1,7 +1,7 @@
 """The transfer group over gloo: one trainer, rank 0, and every worker of the engine; with a bound on every wait.
 
-A TCP store on the trainer is the meeting point. Both sides leave signs in it, so that whoever waits can say who is missing,
-and so that the trainer starts to broadcast only when every worker is there to receive.
+A TCP store on the trainer is the meeting point. Both sides leave signs in it, so that whoever waits can say who is
+missing, and so that the trainer starts to broadcast only when every worker is there to receive.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import torch
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
+import torch.distributed
 
 __all__ = ("GlooGroup", "StillMissing")
+
+# Torch's stubs leave out half of what these modules offer.
+_dist: Any = torch.distributed
 
 _POLL_S: Final = 0.002
 
@@ -37,24 +40,26 @@ class GlooGroup:
         timeout_s: Bound on each wait and on each broadcast.
     """
 
-    def __init__(self, store: TCPStore, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
         self.rank = rank
         self.size = size
         self._timeout_s = timeout_s
         self._store = store
-        self._group: ProcessGroupGloo | None = None
+        self._group: Any | None = None
         self._round = 0
 
     @classmethod
     def host(cls, address: str, size: int, timeout_s: float) -> tuple[GlooGroup, int]:
         """Open the trainer's side on a free port; give it and the port."""
-        store = TCPStore(address, 0, size, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+        timeout = timedelta(seconds=timeout_s)
+        store = _dist.TCPStore(address, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
         return cls(store, 0, size, timeout_s), store.port
 
     @classmethod
     def join(cls, address: str, port: int, rank: int, size: int, timeout_s: float) -> GlooGroup:
         """Open a worker's side and connect."""
-        store = TCPStore(address, port, size, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+        timeout = timedelta(seconds=timeout_s)
+        store = _dist.TCPStore(address, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
         group = cls(store, rank, size, timeout_s)
         group._sign("joined")
         group.connect(address)
@@ -62,10 +67,10 @@ class GlooGroup:
 
     def connect(self, address: str) -> None:
         """Connect to every other rank; on the trainer, after `wait_for` has seen them all."""
-        options = ProcessGroupGloo._Options()
-        options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+        options = _dist.ProcessGroupGloo._Options()
+        options._devices = [_dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = timedelta(seconds=self._timeout_s)
-        self._group = ProcessGroupGloo(PrefixStore("gloo", self._store), self.rank, self.size, options)
+        self._group = _dist.ProcessGroupGloo(_dist.PrefixStore("gloo", self._store), self.rank, self.size, options)
 
     def wait_for(self, sign: str, check: Callable[[], object]) -> None:
         """Wait until every worker has left a sign.
@@ -94,15 +99,20 @@ class GlooGroup:
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Send a contiguous CPU tensor's bytes from rank 0 into the same tensor of every other rank."""
-        assert self._group is not None, "connect comes first"
-        options = BroadcastOptions()
+        if self._group is None:
+            raise RuntimeError("the transfer group is closed")
+        options = _dist.BroadcastOptions()
         options.rootRank = 0
         options.timeout = timedelta(seconds=self._timeout_s)
         # As bytes: gloo does not know every dtype.
         self._group.broadcast([tensor.view(-1).view(torch.uint8)], options).wait()
 
     def close(self) -> None:
-        """Disconnect; ranks that wait for us see a broken connection."""
+        """Disconnect; ranks that wait for us see a broken connection.
+
+        Gloo cannot end a broadcast of ours that another thread is in: it goes on until its peer leaves or its timeout
+        passes, and this waits for it.
+        """
         if self._group is not None:
             self._group.abort()
             self._group = None

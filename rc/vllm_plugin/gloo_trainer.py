@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Self
+from math import prod
+from typing import ClassVar, Final, Self
 
 from vllm.distributed.weight_transfer.base import (
     TrainerInitInfo,
@@ -19,6 +20,9 @@ from rc.vllm_plugin.gloo_engine import GlooInitInfo, GlooUpdateInfo
 from rc.vllm_plugin.gloo_group import GlooGroup
 
 __all__ = ("GlooTrainerInitInfo", "GlooTrainerWeightTransferEngine")
+
+_LAST_WORDS_S: Final = 2.0
+"""How long the workers' call may take to say why it failed, once our side has. A live worker needs milliseconds."""
 
 
 @dataclass
@@ -39,12 +43,18 @@ class GlooTrainerInitInfo(TrainerInitInfo):
 
 
 class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
-    """Sends weights from rank 0 while the workers' update call receives them."""
+    """Sends weights from rank 0 while the workers' update call receives them.
+
+    Attributes:
+        may_have_loaded: Whether the last payload can have reached a worker whole. Workers load nothing before they have
+            everything, so False proves that no model was touched.
+    """
 
     init_info_cls = GlooTrainerInitInfo
 
     def __init__(self, *, client: VLLMWeightSyncClient, source: WeightSource | None, group: GlooGroup) -> None:
         super().__init__(client=client, source=source)
+        self.may_have_loaded = False
         self._group = group
 
     @classmethod
@@ -69,62 +79,67 @@ class GlooTrainerWeightTransferEngine(TrainerWeightTransferEngine[GlooTrainerIni
             group.wait_for("joined", lambda: _raise_if_failed(joining))
             group.connect(init_info.address)
 
-        try:
-            _beside(lambda: client.init_weight_transfer_engine(asdict(worker_info)), meet)
-        except BaseException:
-            group.close()
-            raise
+        _beside(lambda: client.init_weight_transfer_engine(asdict(worker_info)), meet, group)
         return cls(client=client, source=source, group=group)
 
     def send_weights(self) -> None:
         """Send the source's tensors and drive start, update and finish.
 
         Raises:
-            Exception: Whatever the client or the group raised first; the group is of no use afterwards.
+            Exception: Whatever the client, the source or the group raised; the group is of no use afterwards.
         """
-        assert self.source is not None, "the source is set before each send"
-        tensors = list(self.source)
+        source = self.source
+        if source is None:
+            raise RuntimeError("no source of weights was set")
+        metadata = source.metadata()
         update_info = GlooUpdateInfo(
-            names=[name for name, _ in tensors],
-            dtypes=[str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
-            shapes=[list(tensor.shape) for _, tensor in tensors],
+            names=[meta.name for meta in metadata],
+            dtypes=[str(meta.dtype).removeprefix("torch.") for meta in metadata],
+            shapes=[list(meta.shape) for meta in metadata],
         )
+        to_send = sum(prod(meta.shape) > 0 for meta in metadata)
+        self.may_have_loaded = to_send == 0
 
         def send(receiving: Future[None]) -> None:
             self._group.wait_for(self._group.begin_round(), lambda: _raise_if_failed(receiving))
-            for _, tensor in tensors:
+            tensors = (tensor for _, tensor in source if tensor.numel())
+            for sent, tensor in enumerate(tensors, start=1):
                 _raise_if_failed(receiving)
-                if tensor.numel():
-                    self._group.broadcast(tensor.cpu().contiguous())
+                self.may_have_loaded = sent >= to_send
+                self._group.broadcast(tensor.cpu().contiguous())
 
         self.client.start_weight_update()
-        _beside(lambda: self.client.update_weights(asdict(update_info)), send)
+        _beside(lambda: self.client.update_weights(asdict(update_info)), send, self._group)
         self.client.finish_weight_update()
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         """Leave the group."""
         self._group.close()
 
 
-def _beside(call: Callable[[], None], work: Callable[[Future[None]], None]) -> None:
-    """Run ``work`` here while ``call`` runs in a thread; a failure of the call is the one that is raised."""
+def _beside(call: Callable[[], None], work: Callable[[Future[None]], None], group: GlooGroup) -> None:
+    """Run ``work`` here while ``call`` runs in a thread; if either fails, close the group and say what both said."""
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rc-weight-update")
     future = executor.submit(call)
+    executor.shutdown(wait=False)
     try:
         work(future)
-    except Exception:
-        # The call usually knows why: give it a moment to say so, but never wait for a worker that hangs.
-        _raise_if_failed(future, wait_s=1.0)
-        raise
-    else:
-        future.result()
-    finally:
-        executor.shutdown(wait=False)
-
-
-def _raise_if_failed(future: Future[None], wait_s: float = 0.0) -> None:
-    try:
-        future.result(timeout=wait_s)
-    except TimeoutError:
-        if future.done():
+    except Exception as error:
+        call_failed_first = future.done()
+        # The workers wait for us no longer, so that their call ends too.
+        group.close()
+        wait([future], timeout=_LAST_WORDS_S)
+        if call_failed_first or not future.done():
+            _raise_if_failed(future)
             raise
+        raise RuntimeError(f"{error}; and the engine: {future.exception() or 'went on'}") from error
+    try:
+        future.result()
+    except Exception:
+        group.close()
+        raise
+
+
+def _raise_if_failed(future: Future[None]) -> None:
+    if future.done():
+        future.result()
