@@ -18,7 +18,8 @@ from rc.effects.vllm_http import VllmHttpEngine
 from rc.errors import EngineUnsuitable, InvalidIdentity, InvalidWeights, PromptTooLong
 from rc.lifecycle import Phase
 
-PROMPT = [1, *range(5, 68)]
+# vLLM on CPU caches prefixes in blocks of 128 tokens: two blocks, and some.
+PROMPT = [1, *(5 + position * 7 % 90 for position in range(280))]
 
 
 def perturb(model: PreTrainedModel, seed: int) -> None:
@@ -103,7 +104,7 @@ async def test_no_prefix_of_an_old_version_is_served_after_an_update(
         await control.update(rc.WeightIdentity(run="r", step=1), rc.ModuleWeights(model))
         fresh = await greedy(control)
     assert stale.cached_tokens, "the control must hit the old version's cache, else this test shows nothing"
-    assert stale.token_ids != fresh.token_ids or stale.logprobs != fresh.logprobs
+    assert stale.token_ids != fresh.token_ids
     assert fresh.cached_tokens == 0
 
 
