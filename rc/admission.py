@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 
 import anyio
-import anyio.abc
 
 from rc.commands import AbortRollouts, AdmitRollout, EndRollout, LoseEngine
 from rc.decision_log import DecisionLog
@@ -16,6 +15,7 @@ from rc.events.types import AbortRollout, Admit, Event, FinishRollout, Turn
 from rc.leases import Leases
 from rc.lifecycle import Phase
 from rc.rollout import Rollout
+from rc.task_group import BackgroundTasks
 
 __all__ = ("Admission",)
 
@@ -30,7 +30,7 @@ class Admission:
         self,
         log: DecisionLog,
         engines: Mapping[str, EngineAdapter],
-        tasks: anyio.abc.TaskGroup,
+        tasks: BackgroundTasks,
         *,
         now: Callable[[], float],
         check_open: Callable[[], None],

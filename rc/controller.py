@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio
-import anyio.abc
 import anyio.to_thread
 
 from rc.admission import Admission
@@ -28,7 +27,7 @@ from rc.lifecycle import IN_FLIGHT, Phase
 from rc.opening import adapter_for, check_suitable, default_transfer, manifest_at, monotone_clock, random_id
 from rc.projections.control import ControlState, Publication, evolve, state_digest
 from rc.rollout import Rollout
-from rc.task_group import background_tasks
+from rc.task_group import BackgroundTasks, background_tasks
 from rc.update_watch import Commit
 from rc.updates import Updates, WhenBusy
 from rc.versions import Manifest, WeightIdentity
@@ -52,7 +51,7 @@ class Controller:
         state: ControlState,
         engines: dict[str, EngineAdapter],
         transfer: WeightTransfer | None,
-        tasks: anyio.abc.TaskGroup,
+        tasks: BackgroundTasks,
         *,
         expects: Manifest | None,
         clock: Callable[[], float],
@@ -212,6 +211,7 @@ class Controller:
                 if self._started:
                     await self._until_settled()
                 while self._log.unsettled:
+                    self._log.check_running()
                     await self._log.changed()
             except JournalError:
                 pass  # the journal is as far as it got

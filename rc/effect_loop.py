@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import anyio.abc
-
 from rc.commands import ReportEvidence
 from rc.decision_log import DecisionLog
 from rc.effects.handlers import EffectHandlers
 from rc.errors import JournalError
 from rc.next_effects import Effect, next_effects
+from rc.task_group import BackgroundTasks
 
 __all__ = ("EffectLoop",)
 
@@ -19,7 +18,7 @@ class EffectLoop:
     """Starts each effect once its event is on disk, one at a time per engine, and submits what the handler saw."""
 
     def __init__(
-        self, log: DecisionLog, handlers: EffectHandlers, tasks: anyio.abc.TaskGroup, now: Callable[[], float]
+        self, log: DecisionLog, handlers: EffectHandlers, tasks: BackgroundTasks, now: Callable[[], float]
     ) -> None:
         self._log = log
         self._handlers = handlers

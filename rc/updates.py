@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Literal
 
 import anyio
-import anyio.abc
 import anyio.to_thread
 
 from rc.commands import AbandonUpdate, StartUpdate
@@ -17,6 +16,7 @@ from rc.effects.protocol import EngineAdapter, WeightSource, WeightTransfer
 from rc.errors import EngineUnsuitable, IllegalTransition, InvalidWeights, JournalError, UpdateInProgress
 from rc.events.types import Event, UpdatePath
 from rc.lifecycle import Phase
+from rc.task_group import BackgroundTasks
 from rc.update_watch import Commit, UpdateWatch
 from rc.versions import Manifest, WeightIdentity, version_label
 
@@ -38,7 +38,7 @@ class Updates:
         engines: Mapping[str, EngineAdapter],
         handlers: EffectHandlers,
         transfer: WeightTransfer | None,
-        tasks: anyio.abc.TaskGroup,
+        tasks: BackgroundTasks,
         *,
         now: Callable[[], float],
         new_id: Callable[[str], str],

@@ -98,9 +98,10 @@ class VllmHttpEngine:
 
     async def aclose(self) -> None:
         """Close connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        session, self._session = self._session, None
+        if session is not None:
+            with anyio.CancelScope(shield=True):
+                await session.close()
 
     # ------------------------------------------------------------------ looking
 

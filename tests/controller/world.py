@@ -47,6 +47,23 @@ async def until(condition: Callable[[], bool], *, within_s: float = 30.0) -> Non
             await anyio.sleep(0.001)
 
 
+async def busy_life(control: Controller) -> None:
+    """Rollouts and updates for ever, as a trainer has them."""
+
+    async def owner() -> None:
+        while True:
+            async with control.rollout() as rollout:
+                await rollout.generate(PROMPT, max_tokens=3)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(owner)
+        while True:
+            published = control.published
+            await publish(control, published.identity.step + 1 if published else 0)
+            await anyio.sleep(0.01)
+
+
 class World:
     def __init__(self, engine: FakeEngine | None = None) -> None:
         self.store = MemoryStore()
