@@ -26,7 +26,7 @@ class StillMissing(TimeoutError):
     """Ranks that did not come within the time allowed."""
 
     def __init__(self, what: str, ranks: list[int], waited_s: float) -> None:
-        super().__init__(f"ranks {ranks} of the transfer group did not {what} within {waited_s:g} s")
+        super().__init__(f"ranks {ranks} of the transfer group have not {what} within {waited_s:g} s")
         self.ranks = ranks
 
 
@@ -92,7 +92,7 @@ class GlooGroup:
     def begin_round(self) -> str:
         """Count one more payload; a worker leaves the sign that it is ready to receive it. Gives the sign."""
         self._round += 1
-        sign = f"receive/{self._round}"
+        sign = f"got ready/{self._round}"
         if self.rank != 0:
             self._sign(sign)
         return sign

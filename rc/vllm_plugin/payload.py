@@ -7,11 +7,9 @@ started from.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-from vllm.logger import init_logger
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from rc.errors import InvalidWeights
 from rc.versions import Manifest
@@ -23,7 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ("PayloadRules", "served_manifest", "tied_heads")
 
-logger = init_logger("vllm.rc")
+# A child of vLLM's logger, so that it goes where the engine's log goes.
+logger = logging.getLogger("vllm.rc")
 
 _NAMED: Final = 8
 """Problems that a refusal lists; one wrong payload may have thousands."""
@@ -93,6 +92,8 @@ def _checkpoint_directory(vllm_config: VllmConfig) -> Path | None:
 
 def tied_heads(model: torch.nn.Module) -> tuple[str, ...]:
     """Name the output heads whose weight is the embedding's."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
     embeddings = {
         id(getattr(module, "weight", None))
         for module in model.modules()
