@@ -115,6 +115,32 @@ def test_while_caches_and_checks_are_due_a_problem_taints_whatever_the_engine_sh
     assert tainted.reason.endswith(": HTTP 500")
 
 
+REASONS = {
+    "boot unknown": "could not be read: timed out",
+    "label unknown": "could not be read: timed out",
+    "pause unknown": "could not be read: timed out",
+    "nothing known": "could not be read: no reason given",
+    "another process": "is another server process than before",
+    "another label": "attests 'rc-9', not 'rc-1'",
+    "not paused": "is not paused",
+}
+
+
+@pytest.mark.parametrize("checks", [("label",), ()])
+@pytest.mark.parametrize(("wrong", "reason"), REASONS.items())
+def test_a_taint_says_what_the_engine_showed(wrong: str, reason: str, checks: tuple[str, ...]) -> None:
+    core = updating(Phase.VALIDATING)
+    shown = showing(good_report(core), **(WRONG | {"not paused": {"paused": False}})[wrong])
+    core.report(msgspec.structs.replace(shown, checks=checks))
+    assert core.engine.taint == f"validation: {reason}"
+
+
+def test_a_taint_says_that_a_resume_left_the_engine_paused() -> None:
+    core = updating(Phase.RESUMING)
+    core.report(showing(good_report(core), paused=True))
+    assert core.engine.taint == "resume: is paused"
+
+
 # ---------------------------------------------------------------------------------------------------------- installing
 
 
@@ -214,6 +240,7 @@ AFTER_ABANDONING = {
     "another process": ["engine_lost"],
     "another label": ["tainted"],
     "still paused": ["engine_lost"],
+    "a fresh process": ["engine_lost"],
 }
 
 
@@ -223,7 +250,11 @@ def test_an_engine_that_does_not_resume_from_an_abandoned_update_is_lost_or_tain
 ) -> None:
     core = updating(Phase.QUIESCED)
     core.abandon("u1")
-    bad = showing(good_report(core), **(WRONG | {"still paused": {"paused": True}})[wrong])
+    more: dict[str, dict[str, object]] = {
+        "still paused": {"paused": True},
+        "a fresh process": {"boot": "e-2", "label": "default"},
+    }
+    bad = showing(good_report(core), **(WRONG | more)[wrong])
     assert kinds(core.report(bad)) == expected
     assert core.phase() in (Phase.ABSENT, Phase.TAINTED)
 
