@@ -187,8 +187,8 @@ def _no_engine(state: ControlState) -> RolloutCoreError:
             return EngineTainted(engine.engine, engine.taint or "reason unknown")
         if engine.phase is Phase.JOINED:
             return NotAdmitted(
-                f"engine {engine.engine} holds weights that this journal did not publish (it is new, or was restarted); publish "
-                f"with update() before admitting rollouts",
+                f"engine {engine.engine} holds weights that this journal did not publish (it is new, or was "
+                f"restarted); publish with update() before admitting rollouts",
                 transient=False,
             )
     return EngineLost("no engine is joined: the server died or was never reached; restart it and join it again")

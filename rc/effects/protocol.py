@@ -1,7 +1,7 @@
 """What effect handlers need from an engine and from a weight transfer, whatever stands behind them.
 
-Every call that leaves the process has a deadline and ends in one of four outcomes. The distinction that matters is whether the
-engine's state may have changed: a refusal proves that it did not, a timeout proves nothing.
+Every call that leaves the process has a deadline and ends in one of four outcomes. The distinction that matters is
+whether the engine's state may have changed: a refusal proves that it did not, a timeout proves nothing.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from rc.evidence import InstallReport, Observation
 from rc.events.types import Span
+from rc.evidence import InstallReport, Observation
 from rc.versions import Manifest
 
 __all__ = (
@@ -182,7 +182,7 @@ class WeightTransfer(Protocol):
         ...
 
     async def ready(self, engine: EngineAdapter) -> str | None:
-        """Check, and prepare, all that can be before anything mutates (rendezvous, group); say what is wrong, or None."""
+        """Check and prepare all that can be before anything mutates (rendezvous, group); say what is wrong, or None."""
         ...
 
     async def install(self, engine: EngineAdapter, weights: WeightSource, label: str) -> InstallReport:
