@@ -89,7 +89,8 @@ class DemoRun:
         """Load the policy and the trainer, and find or start the server meanwhile."""
         self.policy = await anyio.to_thread.run_sync(_policy, self.settings, self.directory)
         self.prompts = load_prompts(Path(self.settings.prompts)) if self.settings.prompts else built_in_prompts()
-        self.trainer = GrpoTrainer(self.policy.model, learning_rate=self.settings.learning_rate)
+        # One thread, as the engine has: two sides that each take every core wait for each other more than they compute.
+        self.trainer = GrpoTrainer(self.policy.model, learning_rate=self.settings.learning_rate, threads=1)
         if self.directory.checkpoint.exists():
             await anyio.to_thread.run_sync(load_checkpoint, self.directory.checkpoint, self.trainer)
             self.display.say(f"The trainer goes on after step {self.trainer.steps_done}")

@@ -41,7 +41,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     prompts_per_step: int = 8
     completions: int = 8
     max_tokens: int = 32
-    learning_rate: float = 1e-3
+    learning_rate: float = 1.5e-3
 
     def __post_init__(self) -> None:
         for name in ("steps", "prompts_per_step", "completions", "max_tokens"):
