@@ -18,3 +18,11 @@ def small_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("policies") / "seed0"
     build_small_policy(directory, seed=0)
     return directory
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Keep torch from spinning on cores that it shares: matrices this small gain nothing from a second thread."""
+    import torch
+
+    torch.set_num_threads(1)

@@ -140,11 +140,13 @@ for kill in range(20):
             trainer.steps_done += 1
             save_checkpoint(path, trainer)
             os.write(writer, bytes([1]))
-    time.sleep(0.02 + 0.0037 * kill)
+    os.close(writer)
+    first = os.read(reader, 1)  # a save has returned: the next one is under way
+    assert first, "the child ended by itself"
+    time.sleep(0.0013 * kill)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    os.close(writer)
-    acknowledged = trainer.steps_done + len(os.read(reader, 1 << 16))
+    acknowledged = trainer.steps_done + len(first) + len(os.read(reader, 1 << 16))
     os.close(reader)
     resumed = load_checkpoint(path, trainer)
     assert acknowledged <= resumed.steps_done <= acknowledged + 1, (kill, acknowledged, resumed)
@@ -152,9 +154,10 @@ print(trainer.steps_done)
 """
 
 
+@pytest.mark.timeout(300)  # about 10 s where the machine is idle
 def test_a_kill_at_any_moment_leaves_the_last_saved_checkpoint_or_the_one_being_saved(tmp_path: Path) -> None:
     path = tmp_path / "trainer.safetensors"
     command = [sys.executable, "-c", _KILLED_WHILE_SAVING, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 20
+    assert int(done.stdout) >= 20
