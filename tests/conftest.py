@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 # The suite without engines also runs where neither torch nor vLLM is installed.
-collect_ignore = [] if find_spec("torch") else ["engine", "test_demo_learning.py", "test_weights.py"]
+collect_ignore = [] if find_spec("torch") else ["engine"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
