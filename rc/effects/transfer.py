@@ -13,8 +13,7 @@ what the engine makes of them is not known then, and reported so.
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
@@ -23,7 +22,8 @@ import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 
-from rc.effects.protocol import EngineAdapter, Failed, Ok, Outcome, Refused, Unknown, WeightSource
+from rc.effects.protocol import EngineAdapter, Failed, Ok, Refused, WeightSource
+from rc.effects.weight_client import WeightClient, WeightRoutes
 from rc.errors import InvalidWeights
 from rc.evidence import InstallReport
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from rc.versions import ParameterSpec
 
-__all__ = ("BACKENDS", "TensorSource", "Trainer", "VllmWeightTransfer", "WeightRoutes")
+__all__ = ("BACKENDS", "TensorSource", "Trainer", "VllmWeightTransfer")
 
 RENDEZVOUS_S: Final = 60.0
 """How long workers may take to join a group; they do it in milliseconds unless the engine is busy."""
@@ -40,32 +40,7 @@ RENDEZVOUS_S: Final = 60.0
 INSTALL_DEADLINE_S: Final = 300.0
 """How long one install may take in all: tens of seconds for the largest models over a fast network."""
 
-
 _LEAVE_S: Final = 1.0
-
-
-class WeightRoutes(Protocol):
-    """vLLM's weight-update routes, as `rc.effects.vllm_http.VllmHttpEngine` has them."""
-
-    async def world_size(self) -> Outcome[int]:
-        """Give the number of worker ranks that take part."""
-        ...
-
-    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> Outcome[None]:
-        """Have every worker join the transfer group."""
-        ...
-
-    async def start_weight_update(self) -> Outcome[None]:
-        """Open an update; with vLLM's own backends, weights are in flux from here on."""
-        ...
-
-    async def update_weights(self, update_info: Any) -> Outcome[None]:
-        """Receive weights; answers when the sender has sent."""
-        ...
-
-    async def finish_weight_update(self, label: str) -> Outcome[None]:
-        """Close the update and attest ``label`` from then on."""
-        ...
 
 
 class TensorSource(WeightSource, Protocol):
@@ -110,71 +85,10 @@ BACKENDS: Final[dict[str, Callable[[str, int, float], Any]]] = {"rc_gloo": _gloo
 """Backends that can be driven, each with the function that makes its init info."""
 
 
-class _RouteFailed(Exception):
-    """A route did not succeed; ends the trainer's work in its thread."""
-
-
-class _Client:
-    """vLLM's ``VLLMWeightSyncClient`` (structural) over an engine's routes, for threads; remembers every outcome."""
-
-    def __init__(self, routes: WeightRoutes, token: object) -> None:
-        self.label = ""
-        self.outcomes: dict[str, Outcome[None]] = {}
-        self._routes = routes
-        self._token = token
-        self._barred = False
-        self._under_way: set[anyio.CancelScope] = set()
-
-    def bar(self) -> None:
-        """Let no call of a thread that was left behind reach the engine, and end those that are under way."""
-        self._barred = True
-        for scope in tuple(self._under_way):
-            scope.cancel()
-
-    def begin(self, label: str) -> None:
-        """Forget the outcomes of the last round; finish under this label."""
-        self.label = label
-        self.outcomes = {}
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._call("init", partial(self._routes.init_weight_transfer_engine, init_info))
-
-    def start_weight_update(self) -> None:
-        self._call("start", self._routes.start_weight_update)
-
-    def update_weights(self, update_info: Any) -> None:
-        self._call("update", partial(self._routes.update_weights, update_info))
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._call("finish", partial(self._routes.finish_weight_update, weight_version or self.label))
-
-    def _call(self, step: str, route: Callable[[], Awaitable[Outcome[None]]]) -> None:
-        # Noted before the bar is looked at: who bars and then reads the outcomes sees every call that may get through.
-        self.outcomes[step] = Unknown("the call was under way")
-        outcome = anyio.from_thread.run(self._run, route, token=cast(Any, self._token))
-        if outcome is None:
-            raise _RouteFailed(f"{step}: the install was given up")
-        self.outcomes[step] = outcome
-        if not isinstance(outcome, Ok):
-            raise _RouteFailed(f"{step}: {outcome.message}")
-
-    async def _run(self, route: Callable[[], Awaitable[Outcome[None]]]) -> Outcome[None] | None:
-        """Make the call in the event loop, where `bar` is called too; None if it was barred before or in between."""
-        if self._barred:
-            return None
-        with anyio.CancelScope() as scope:
-            self._under_way.add(scope)
-            try:
-                return await route()
-            finally:
-                self._under_way.discard(scope)
-        return None
-
-
 class _Group:
     """A trainer that has met one process of an engine, and its number of workers."""
 
-    def __init__(self, trainer: Trainer, client: _Client, boot: str, workers: int) -> None:
+    def __init__(self, trainer: Trainer, client: WeightClient, boot: str, workers: int) -> None:
         self.trainer = trainer
         self.client = client
         self.boot = boot
@@ -198,7 +112,7 @@ class VllmWeightTransfer:
         backend: ``"rc_gloo"`` (CPU, any machine) or ``"nccl"``; the engine must have been started with the same one.
         address: Address of this host that the engine's workers can reach.
         rendezvous_s: Bound on the workers' joining, and on each single broadcast of ``rc_gloo``.
-        deadline_s: Bound on one install.
+        deadline_s: Bound on one install, but for the look at the engine after it.
     """
 
     def __init__(
@@ -238,16 +152,13 @@ class VllmWeightTransfer:
         size = await routes.world_size()
         if not isinstance(size, Ok):
             return f"the engine's number of workers is not known: {size.message}"
-        client = _Client(routes, anyio.lowlevel.current_token())
+        client = WeightClient(routes, anyio.lowlevel.current_token())
         trainer: Trainer | None = None
         try:
             # The first import of vLLM takes seconds, which are not the workers' fault.
             await anyio.to_thread.run_sync(_load_trainer_side, abandon_on_cancel=True)
             # Forming a group waits for the workers' slowest; give it the rendezvous and as much again to report.
-            with anyio.fail_after(2 * self._rendezvous_s):
-                trainer = await anyio.to_thread.run_sync(self._meet, 1 + size.value, client, abandon_on_cancel=True)
-        except TimeoutError as error:
-            return f"no transfer group within {self._rendezvous_s:g} s: {str(error) or 'the rendezvous hangs'}"
+            trainer = await client.work(2 * self._rendezvous_s, self._meet, 1 + size.value, client)
         except ImportError as error:
             return f"the trainer's side needs vLLM in this environment too (pip install 'rolloutcore[engine]'): {error}"
         except Exception as error:  # noqa: BLE001 - whatever vLLM or torch raises, nothing has mutated
@@ -266,7 +177,7 @@ class VllmWeightTransfer:
             with anyio.move_on_after(_LEAVE_S):
                 await anyio.to_thread.run_sync(group.trainer.shutdown, abandon_on_cancel=True)
 
-    def _meet(self, world_size: int, client: _Client) -> Trainer:
+    def _meet(self, world_size: int, client: WeightClient) -> Trainer:
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
         init_info = BACKENDS[self._backend](self._address, world_size, self._rendezvous_s)
@@ -282,7 +193,7 @@ class VllmWeightTransfer:
         if group is None:
             unmet = "no transfer group was formed"
             return InstallReport(observed=await engine.observe(), problem=unmet, mutation="none")
-        group.client.begin(label)
+        group.client.label = label
         problem: str | None = "cancelled"
         try:
             problem = await self._send(group, cast(TensorSource, weights))
@@ -305,10 +216,7 @@ class VllmWeightTransfer:
     async def _send(self, group: _Group, weights: TensorSource) -> str | None:
         group.trainer.source = _vllm_source(weights)
         try:
-            with anyio.fail_after(self._deadline_s):
-                await anyio.to_thread.run_sync(group.trainer.send_weights, abandon_on_cancel=True)
-        except TimeoutError as error:
-            return str(error) or f"not done within {self._deadline_s:g} s"
+            await group.client.work(self._deadline_s, group.trainer.send_weights)
         except Exception as error:  # noqa: BLE001 - whatever is raised, the outcomes say how far it got
             return str(error) or type(error).__name__
         finally:
