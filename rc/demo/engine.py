@@ -69,9 +69,7 @@ class DemoEngine:
             raise EngineStartFailed(f"port {port} is taken; give another --port, or leave it out to take a free one")
         port = port or free_port()
         url = f"http://127.0.0.1:{port}"
-        # The trainer shares the cores: OpenMP threads that wait for each other by spinning would starve both sides.
-        sharing = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        environment = vllm_environment() | sharing | {_MARK: str(directory.path.resolve())}
+        environment = vllm_environment() | {_MARK: str(directory.path.resolve())}
         command = vllm_command(model, port=port, max_model_len=max_model_len)
         started = time.monotonic()
         server = EngineProcess(command, environment, url, directory.engine_log)

@@ -136,14 +136,20 @@ def vllm_command(
     ]
 
 
-def vllm_environment(*, tensor_parallel_size: int = 1, kv_cache_gb: int = 1) -> dict[str, str]:
-    """Give the environment for `vllm_command`, on top of this process's own."""
+def vllm_environment(*, tensor_parallel_size: int = 1, kv_cache_gb: int = 1, threads: int = 1) -> dict[str, str]:
+    """Give the environment for `vllm_command` on a CPU, on top of this process's own.
+
+    ``threads`` are a worker's OpenMP threads. More than one gain nothing for a small model, and where a trainer shares
+    the cores they wait for each other at every operation.
+    """
     binding = "nobind" if tensor_parallel_size == 1 else "|".join(str(core) for core in range(tensor_parallel_size))
     return {
         **os.environ,
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gb),
         "VLLM_CPU_OMP_THREADS_BIND": binding,
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
