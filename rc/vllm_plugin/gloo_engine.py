@@ -10,69 +10,22 @@ Receiving first costs a second copy of the weights in CPU memory while an update
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rc.versions import Manifest, ParameterSpec
 from rc.vllm_plugin.gloo_group import GlooGroup
+from rc.vllm_plugin.gloo_messages import GlooInitInfo, GlooUpdateInfo
 from rc.vllm_plugin.payload import PayloadRules, served_manifest, tied_heads
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.config.weight_transfer import WeightTransferConfig
 
-__all__ = ("GlooInitInfo", "GlooUpdateInfo", "GlooWeightTransferEngine")
-
-
-@dataclass(kw_only=True)
-class GlooInitInfo(WeightTransferInitInfo):
-    """Where the trainer waits, and which ranks this engine's workers have: ``rank_offset`` + their index."""
-
-    address: str
-    port: int
-    rank_offset: int
-    world_size: int
-    timeout_s: float
-
-
-@dataclass(kw_only=True)
-class GlooUpdateInfo(WeightTransferUpdateInfo):
-    """The tensors of a payload, in the order in which they are sent."""
-
-    names: list[str]
-    dtypes: list[str]
-    shapes: list[list[int]]
-
-    def __post_init__(self) -> None:
-        if not len(self.names) == len(self.dtypes) == len(self.shapes):
-            raise ValueError(
-                f"names, dtypes and shapes differ in length: {len(self.names)}, {len(self.dtypes)}, {len(self.shapes)}"
-            )
-        if len(set(self.names)) != len(self.names):
-            raise ValueError("a parameter is announced twice")
-
-    def manifest(self) -> Manifest:
-        """Give what is announced as a manifest."""
-        return Manifest.of(
-            ParameterSpec(name=name, dtype=dtype, shape=tuple(shape))
-            for name, dtype, shape in zip(self.names, self.dtypes, self.shapes, strict=True)
-        )
-
-    def buffers(self) -> list[tuple[str, torch.Tensor]]:
-        """Allocate a CPU tensor for each parameter."""
-        return [
-            (name, torch.empty(shape, dtype=_dtype(dtype)))
-            for name, dtype, shape in zip(self.names, self.dtypes, self.shapes, strict=True)
-        ]
+__all__ = ("GlooWeightTransferEngine",)
 
 
 class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
@@ -166,10 +119,3 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
                 f"the model is {self._model_state}: an earlier update did not end, and loading over its remains could "
                 f"mix both without an error. Restart the engine"
             )
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"torch has no dtype {name!r}")
-    return dtype

@@ -16,8 +16,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from rc.vllm_plugin import GLOO_BACKEND
-from rc.vllm_plugin.gloo_engine import GlooInitInfo, GlooUpdateInfo
 from rc.vllm_plugin.gloo_group import GlooGroup
+from rc.vllm_plugin.gloo_messages import GlooInitInfo, GlooUpdateInfo
 
 __all__ = ("GlooTrainerInitInfo", "GlooTrainerWeightTransferEngine")
 
