@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
+
+import msgspec
 
 from rc.effects.protocol import EngineAdapter, Failed, GenerateRequest, Generation, Ok, Outcome, Refused, Unknown
 from rc.errors import GenerationFailed, InvalidTrajectory, PromptTooLong
@@ -97,18 +100,19 @@ class Rollout:
             The turn: tokens, logprobs, and the engine's attestation of the version. It is part of the trajectory.
 
         Raises:
-            PromptTooLong: Before anything is sent.
+            PromptTooLong, InvalidTrajectory: Before anything is sent.
             UnknownRollout: The rollout has ended, e.g. because its lease ran out.
             GenerationFailed: The engine did not return a completion.
         """
         self._owner.check_active(self.id)
-        prompt = tuple(prompt_token_ids)
+        prompt = _token_ids(prompt_token_ids)
         if not prompt:
             raise InvalidTrajectory("the prompt is empty; pass at least one token id")
         if max_tokens < 1:
             raise InvalidTrajectory(f"max_tokens must be at least 1, not {max_tokens}")
         if self._max_model_len and len(prompt) + max_tokens > self._max_model_len:
             raise PromptTooLong(len(prompt), max_tokens, self._max_model_len)
+        _check_sampling(sampling)
         request = GenerateRequest(
             request=f"{self.id}-{self._sent}",
             prompt_token_ids=prompt,
@@ -169,3 +173,19 @@ class Rollout:
         await self._owner.end_rollout(self.id, given)
         self._turns = list(given)
         self._ended = True
+
+
+def _token_ids(tokens: Iterable[Any]) -> tuple[int, ...]:
+    """Take token ids from a list, an array or a tensor."""
+    try:
+        return tuple(map(operator.index, tokens))
+    except TypeError as error:
+        raise InvalidTrajectory(f"the prompt must be a flat sequence of integer token ids: {error}") from error
+
+
+def _check_sampling(sampling: dict[str, Any]) -> None:
+    """Refuse what could be neither sent nor recorded, before a generation is spent on it."""
+    try:
+        msgspec.json.encode(sampling)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidTrajectory(f"the sampling parameters {sorted(sampling)} are not plain data: {error}") from error

@@ -141,6 +141,19 @@ async def test_admission_waits_during_an_update_and_is_released(world: World) ->
         )
 
 
+async def test_a_prompt_may_be_any_sequence_of_integers(world: World) -> None:
+    class Scalar:
+        """As of an array or a tensor."""
+
+        def __index__(self) -> int:
+            return 7
+
+    async with world.open() as control, control.rollout() as rollout:
+        turn = await rollout.generate([Scalar(), 8], max_tokens=1)  # type: ignore[list-item]  # arrays have their own
+        assert turn.prompt_token_ids == (7, 8)
+        assert type(turn.prompt_token_ids[0]) is int
+
+
 async def test_an_id_is_used_by_one_rollout_at_a_time(world: World) -> None:
     async with world.open() as control, control.rollout("mine") as rollout:
         with pytest.raises(NotAdmitted, match="unique"):
@@ -166,9 +179,15 @@ async def test_a_prompt_that_cannot_fit_is_not_sent(world: World) -> None:
         with pytest.raises(PromptTooLong) as caught:
             await rollout.generate(tuple(range(30)), max_tokens=3)
         assert (caught.value.prompt_tokens, caught.value.max_tokens, caught.value.max_model_len) == (30, 3, 32)
-        for prompt, max_tokens in (((), 1), ((1,), 0)):
+        for prompt, max_tokens, stop in (
+            ((), 1, []),
+            ((1,), 0, []),
+            ((1.5,), 1, []),
+            ("12", 1, []),
+            ((1,), 1, object()),
+        ):
             with pytest.raises(InvalidTrajectory):
-                await rollout.generate(prompt, max_tokens=max_tokens)
+                await rollout.generate(prompt, max_tokens=max_tokens, stop=stop)  # type: ignore[arg-type]  # wrong input
         assert "generate" not in world.engine.calls
         await rollout.generate(tuple(range(29)), max_tokens=3)
 
