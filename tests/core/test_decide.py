@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rc.commands import AdmitRollout, EndRollout
+from rc.commands import AdmitRollout, EndRollout, StartController
 from rc.decide import decide
 from rc.errors import (
     CallerError,
@@ -660,7 +660,7 @@ def test_a_new_controller_aborts_what_its_predecessor_left_active() -> None:
 def test_a_controller_of_an_old_epoch_is_refused(epoch: int) -> None:
     core = serving()
     with pytest.raises(IllegalTransition, match="controller_started is not allowed"):
-        core.start("c2", epoch=epoch)
+        decide(core.state, StartController(at=core.now, controller="c2", epoch=epoch))
     assert core.state.controller == "c1"
 
 
