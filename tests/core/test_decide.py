@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
-from rc.commands import AdmitRollout, EndRollout, StartController
+from rc.commands import AbandonUpdate, AdmitRollout, EndRollout, JoinEngine, StartController
 from rc.decide import decide
 from rc.errors import (
     CallerError,
@@ -104,8 +105,9 @@ def test_an_active_rollout_id_is_not_admitted_again() -> None:
 @pytest.mark.parametrize("lease_s", [0.0, -1.0, math.nan, math.inf])
 def test_a_lease_is_positive_and_finite(lease_s: float) -> None:
     core = serving()
-    with pytest.raises(NotAdmitted, match="lease"):
+    with pytest.raises(NotAdmitted, match="lease") as caught:
         decide(core.state, AdmitRollout(at=core.now, rollout="r1", lease_s=lease_s))
+    assert not caught.value.transient
 
 
 def test_a_lease_ends_so_long_after_the_admission() -> None:
@@ -359,6 +361,18 @@ def test_an_adopted_engine_that_was_tainted_gives_its_number_away() -> None:
     assert requested.target == 1
 
 
+def test_an_engine_that_still_attests_a_burned_number_is_not_adopted() -> None:
+    core = Core()
+    core.start()
+    core.join()
+    core.update("u0", path="adopt")
+    core.advance(Phase.UPDATING)
+    core.lose()
+    core.join(boot="b2", label="rc-0")
+    with pytest.raises(EngineUnsuitable, match="only a fresh one"):
+        core.update("u1", path="adopt")
+
+
 # ---------------------------------------------------------------------------------------------------------- abandoning
 
 
@@ -396,7 +410,7 @@ def test_after_mutation_began_an_update_cannot_be_abandoned(phase: Phase) -> Non
 def test_only_the_update_in_progress_is_abandoned() -> None:
     core = updating(Phase.QUIESCED)
     with pytest.raises(IllegalTransition, match="update u0 is not in progress"):
-        core.abandon("u0")
+        decide(core.state, AbandonUpdate(at=core.now, update="u0", reason="cancelled"))
     core.abandon("u1")
     with pytest.raises(IllegalTransition, match="update u1 is not in progress"):
         core.abandon("u1")
@@ -436,10 +450,15 @@ def test_a_first_sight_joins_with_what_the_probe_found() -> None:
 def test_an_engine_that_cannot_be_read_does_not_join() -> None:
     core = Core()
     core.start()
-    with pytest.raises(EngineUnreachable, match="no reason given"):
+    with pytest.raises(EngineUnreachable, match="engine e cannot be read: no reason given"):
         core.join(label=None)
     with pytest.raises(EngineUnreachable):
         core.join(paused=None)
+    (join, _), *_ = serving().decisions[1:]
+    assert isinstance(join, JoinEngine)
+    nameless = Observation(label="default", paused=False, problem="/metrics timed out")
+    with pytest.raises(EngineUnreachable, match="engine e cannot be read: /metrics timed out"):
+        decide(core.state, msgspec.structs.replace(join, observed=nameless))
 
 
 @pytest.mark.parametrize("label", ["rc-1", "rc-7", "step-100", "rc-01", "rc-" + "9" * 5000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any, cast, get_args
 
 import msgspec
 import pytest
@@ -20,8 +21,13 @@ from rc.evidence import (
     ValidationReport,
 )
 from rc.lifecycle import HOME, IN_FLIGHT, MUTATED, TRANSITIONS, Phase, next_phase
+from rc.next_effects import Effect
 from rc.projections import rollouts as rollout_fold
-from rc.projections.control import ControlState, evolve, state_digest
+from rc.projections.control import ControlState, Publication, Update, evolve, state_digest
+from rc.projections.engines import EngineState
+from rc.projections.rollouts import ActiveRollout, Rollouts
+from rc.projections.timeline import EngineTimes, Timeline, UpdateTimes, VersionCounts
+from rc.projections.trajectories import Trajectory
 from rc.versions import WeightIdentity
 from tests.core.scenario import ENGINE, FLIGHT, Core, serving, turn, updating
 
@@ -327,6 +333,32 @@ def test_a_rollout_ends_on_the_engine_and_version_that_it_is_bound_to(kind: str,
     event = msgspec.structs.replace(an_event(kind, core.state), **wrong)
     with pytest.raises(IllegalTransition, match=r"rollout r1 is bound to rc-0 on engine e$"):
         evolve(core.state, event)
+
+
+@pytest.mark.parametrize("version", [-1, 1])
+def test_a_rollout_is_admitted_under_the_published_version_alone(version: int) -> None:
+    state = serving().state
+    with pytest.raises(IllegalTransition, match=f"engine e is not serving rc-{version}"):
+        evolve(state, msgspec.structs.replace(an_event("admit", state), version=version))
+
+
+@pytest.mark.parametrize("wrong", [{}, {"engine": "stranger"}])
+def test_only_a_member_of_an_update_drains(wrong: dict[str, object]) -> None:
+    core = serving()
+    core.join("stranger", boot="s-1")
+    state = requested(core.state) if wrong else core.state
+    with pytest.raises(IllegalTransition, match=r"drain is not allowed while engine .* is not part of update u1"):
+        evolve(state, msgspec.structs.replace(an_event("drain", state), **wrong))
+
+
+STATES = (ControlState, Update, Publication, EngineState, Rollouts, ActiveRollout, Trajectory, UpdateTimes, EngineTimes)
+
+
+@pytest.mark.parametrize("state", [*STATES, VersionCounts, Timeline, *get_args(Effect)])
+def test_what_is_folded_or_called_for_is_frozen_and_named(state: type[msgspec.Struct]) -> None:
+    assert state.__struct_config__.frozen
+    with pytest.raises(TypeError, match="positional"):
+        cast(Any, state)("")
 
 
 def test_a_rollout_is_admitted_once() -> None:

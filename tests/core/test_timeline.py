@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from rc.events import types as events
 from rc.events.types import Event
 from rc.evidence import InstallReport, LookReport, Observation, PauseReport
 from rc.lifecycle import Phase
@@ -141,6 +142,39 @@ def test_a_member_that_restarts_at_the_target_is_no_longer_one() -> None:
     core.advance(Phase.READY, "a")
     core.join("a", boot="a-2")
     assert last(core).members == ("b",)
+
+    assert last(core).engines["a"].tainted_at is None, "lost, not tainted"
+
+
+def test_the_taint_of_an_engine_that_is_no_member_is_no_part_of_the_update() -> None:
+    core = serving("a")
+    core.update("u1")
+    before = last(core)
+    core.join("b", boot="b-1")
+    core.join("b", boot="b-1", label="rc-9")
+    assert core.state.engine("b").phase is Phase.TAINTED
+    assert last(core) == before
+
+
+def test_a_member_that_is_tainted_before_its_drain_is_recorded_is_no_longer_one() -> None:
+    core = serving("a", "b")
+    requested, *_ = core.update("u1")
+    folded = advance_timeline(Timeline(), requested)
+    folded = advance_timeline(folded, events.Tainted(at=1.0, engine="a", reason="in doubt", update="u1"))
+    assert folded.updates[0].members == ("b",)
+    assert not folded.updates[0].engines
+
+
+def test_an_update_that_was_abandoned_before_it_paused_had_no_gap() -> None:
+    core = updating(Phase.DRAINING)
+    core.abandon("u1")
+    core.settle()
+    assert last(core).engines[ENGINE].resumed_at == core.at
+    assert (last(core).gap_s, last(core).drain_s) == (None, None)
+
+
+def test_an_install_that_has_not_ended_has_no_length() -> None:
+    assert last(updating(Phase.UPDATING)).install_s is None
 
 
 def test_a_taint_outside_an_update_is_no_part_of_the_last_one() -> None:

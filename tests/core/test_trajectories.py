@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from rc.errors import IllegalTransition, UnknownRollout
@@ -132,6 +133,20 @@ def test_only_the_ends_of_rollouts_give_a_trajectory() -> None:
             assert fold.apply(1, event) is None
     with pytest.raises(IllegalTransition, match="engine e is not serving rc-0"):
         fold.apply(2, admit)
+
+
+def test_an_admission_that_the_journal_does_not_explain_is_illegal() -> None:
+    core = serving()
+    (admit,) = core.admit("r1")
+    assert isinstance(admit, events.Admit)
+    fold = TrajectoryFold()
+    for _, caused in core.decisions[:-1]:
+        for event in caused:
+            fold.apply(1, event)
+    with pytest.raises(IllegalTransition, match="engine stranger is not serving rc-0"):
+        fold.apply(2, msgspec.structs.replace(admit, engine="stranger"))
+    with pytest.raises(IllegalTransition, match="engine e is not serving rc-4"):
+        fold.apply(2, msgspec.structs.replace(admit, version=4))
 
 
 def test_a_fold_that_missed_the_admission_does_not_guess() -> None:
