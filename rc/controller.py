@@ -179,18 +179,20 @@ class Controller:
         facts = await adapter.probe()
         check_suitable(name, facts)
         expected = self._expects or await anyio.to_thread.run_sync(manifest_at, facts.model_root)
-        await self._log.submit(
-            JoinEngine(
-                at=self.now(),
-                engine=name,
-                observed=await adapter.observe(),
-                profile=facts.profile,
-                vllm=facts.vllm,
-                model=facts.model,
-                max_model_len=facts.max_model_len,
-                manifest_digest=expected.digest if expected else None,
-            )
+        found = JoinEngine(
+            at=self.now(),
+            engine=name,
+            observed=await adapter.observe(),
+            profile=facts.profile,
+            vllm=facts.vllm,
+            model=facts.model,
+            max_model_len=facts.max_model_len,
+            manifest_digest=expected.digest if expected else None,
         )
+        await self._log.submit(found)
+        if self._log.state.engine(name).phase is Phase.ABSENT:
+            # The process that was known is gone, which is on record now; asking again says why this one cannot join.
+            await self._log.submit(found)
         if expected:
             self._updates.expected[name] = expected
         return facts

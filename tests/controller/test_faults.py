@@ -18,6 +18,7 @@ from rc.errors import (
     UpdateAbandoned,
     UpdateTainted,
 )
+from rc.evidence import Observation
 from rc.lifecycle import Phase
 from tests.controller.world import PROMPT, World, publish
 
@@ -245,6 +246,37 @@ async def test_an_engine_that_dies_ends_its_rollouts(world: World) -> None:
         world.engine.token_s = 0.0
         async with control.rollout() as rollout:
             await rollout.generate(PROMPT, max_tokens=1)
+
+
+async def test_news_of_a_dead_process_does_not_end_the_one_that_took_its_place(world: World) -> None:
+    class SlowToTell(FakeEngine):
+        telling, told = anyio.Event(), anyio.Event()
+
+        async def observe(self) -> Observation:
+            if self.alive:
+                return await super().observe()
+            self.telling.set()
+            await self.told.wait()
+            return Observation(gone=True, problem="connection refused")
+
+    engine = world.engine = SlowToTell()
+    async with world.open() as control, anyio.create_task_group() as tasks:
+
+        async def owner() -> None:
+            with pytest.raises(GenerationFailed):
+                async with control.rollout() as rollout:
+                    await rollout.generate(PROMPT, max_tokens=1)
+
+        engine.script("generate", Fault(dies=True))
+        tasks.start_soon(owner)
+        await engine.telling.wait()
+        engine.restart()
+        await control.join()
+        await publish(control, 1)
+        engine.told.set()
+        await anyio.sleep(0.02)
+        assert control.serving
+    assert world.kinds.count("engine_lost") == 1
 
 
 async def test_a_restart_unseen_by_any_request_shows_before_the_new_process_is_paused(world: World) -> None:

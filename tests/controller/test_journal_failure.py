@@ -150,6 +150,19 @@ async def test_an_owners_error_is_not_hidden_by_the_journals(world: World) -> No
         await body()
 
 
+async def test_an_owners_error_is_not_hidden_where_its_abort_cannot_be_recorded(world: World) -> None:
+    async def body() -> None:
+        async with failing(world, 11, JournalUnusable("disk full")) as control, control.rollout():
+            with pytest.raises(JournalUnusable):
+                async with control.rollout():
+                    pass
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        await body()
+    assert world.kinds[-1] == "admit"
+
+
 async def test_an_unforeseen_error_of_the_journal_stops_the_controller_too(world: World) -> None:
     async def body() -> None:
         async with failing(world, 10, RuntimeError("not a journal error")) as control:

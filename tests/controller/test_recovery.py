@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from rc.effects.fake import Fault
 from rc.effects.protocol import Failed
-from rc.errors import EngineTainted, EngineUnreachable, NotAdmitted, UpdateAbandoned, UpdateTainted
+from rc.errors import EngineTainted, EngineUnreachable, EngineUnsuitable, NotAdmitted, UpdateAbandoned, UpdateTainted
 from rc.events.journal import Record
 from rc.lifecycle import Phase
 from rc.replay import replay
@@ -253,3 +253,18 @@ async def test_an_engine_that_cannot_be_read_at_first_changes_nothing_and_does_n
     async with world.open() as control:
         assert control.state.engine("fake").phase.name == want.phase
     assert replay(world.records).problems == ()
+
+
+async def test_a_restarted_engine_that_cannot_join_is_refused_and_the_old_one_is_on_record_as_lost(
+    world: World,
+) -> None:
+    async with world.open() as control:
+        await publish(control, 1)
+    world.engine.restart()
+    world.engine.paused = True
+    with pytest.raises(EngineUnsuitable, match="is paused, and not by this controller"):
+        async with world.open():
+            pytest.fail("it was opened")
+    world.engine.paused = False
+    async with world.open() as control:
+        assert control.state.engine("fake").phase is Phase.JOINED
