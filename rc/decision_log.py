@@ -87,9 +87,8 @@ class DecisionLog:
         except Exception as error:  # whatever it is: memory is ahead of what the journal is known to hold
             self.fail(error)
             raise
-        except (
-            BaseException
-        ):  # asyncio's own cancellation, which no shield keeps out: others must see it become durable
+        except BaseException:
+            # asyncio's own cancellation, which no shield keeps out: others must see the decision become durable.
             self.poke()
             raise
         self._settle()
