@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import anyio
 import pytest
 
@@ -32,6 +35,15 @@ class SlowToAnswer:
         await self.answer.wait()
         return records
 
+    @asynccontextmanager
+    async def answering(self) -> AsyncIterator[None]:
+        """Answer in the end, so that a test that fails ends too."""
+        try:
+            yield
+        finally:
+            self.durable.set()
+            self.answer.set()
+
 
 def a_log(journal: SlowToAnswer, seen: list[Event]) -> DecisionLog:
     return DecisionLog(journal, ControlState(), seen.append)  # type: ignore[arg-type]  # it only appends
@@ -45,7 +57,7 @@ async def test_one_who_waits_sees_what_became_durable_before_its_submitter_does(
         while not seen:
             await log.changed()
 
-    async with anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks, journal.answering():
         tasks.start_soon(log.submit, StartController(at=1.0, controller="c", epoch=1))
         await anyio.sleep(0.02)
         journal.durable.set()
@@ -53,14 +65,13 @@ async def test_one_who_waits_sees_what_became_durable_before_its_submitter_does(
         with anyio.fail_after(5):
             await until_seen()
             assert log.settled.controller == "c"
-        journal.answer.set()
 
 
 async def test_one_who_begins_to_wait_is_told_of_what_this_very_look_found() -> None:
     """Its own condition may be what the look made true; nobody would wake it for that again."""
     journal, seen = SlowToAnswer(), list[Event]()
     log = a_log(journal, seen)
-    async with anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks, journal.answering():
         tasks.start_soon(log.submit, StartController(at=1.0, controller="c", epoch=1))
         journal.durable.set()
         await anyio.sleep(0.02)
@@ -68,7 +79,6 @@ async def test_one_who_begins_to_wait_is_told_of_what_this_very_look_found() -> 
         with anyio.fail_after(5):
             await log.changed()
         assert len(seen) == 1
-        journal.answer.set()
 
 
 async def test_a_closed_log_says_so_to_everybody_who_waits() -> None:
