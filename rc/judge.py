@@ -210,6 +210,8 @@ def reconcile(state: ControlState, engine: EngineState, at: float, observed: Obs
         return taint(
             state, engine, at, f"its controller ended while weights were being installed, and it {wrong}", look
         )
+    if _relabelled(engine, observed):  # repeating the effect would put foreign weights into service
+        return taint(state, engine, at, f"attests {observed.label!r} where rc left {engine.label!r}", look)
     return ()
 
 

@@ -268,3 +268,19 @@ async def test_a_restarted_engine_that_cannot_join_is_refused_and_the_old_one_is
     world.engine.paused = False
     async with world.open() as control:
         assert control.state.engine("fake").phase is Phase.JOINED
+
+
+@pytest.mark.parametrize("last", ["installed", "invalidated", "validated", "update_abandoned"])
+async def test_an_engine_that_a_stranger_relabelled_meanwhile_is_not_resumed(last: str) -> None:
+    """Resuming is an effect that may be repeated, but not on weights that are not the ones that were validated."""
+    records, points = history("updates with rollouts")
+    seq = max(number for number, record in enumerate(records, start=1) if record.kind == last)
+    (point, *_) = [point for point in points if point.seq == seq and point.engine.paused]
+    engine = msgspec.structs.replace(point.engine, label="step-9", content="strange").engine()
+    world = World(engine)
+    world.store = copy_of(list(records), seq)
+    async with world.open() as control:
+        assert control.state.engine("fake").phase is Phase.TAINTED
+        assert "step-9" in world.events("tainted")[-1].reason
+        assert engine.paused
+        assert "resume" not in engine.calls
