@@ -27,8 +27,8 @@ from rc.effects.protocol import (
     Refused,
     Unknown,
 )
+from rc.effects.vllm_answers import error_text, generation_of
 from rc.errors import EngineUnreachable
-from rc.events.types import Span
 from rc.evidence import Observation
 
 __all__ = ("DEADLINES_S", "VllmHttpEngine")
@@ -264,11 +264,7 @@ class VllmHttpEngine:
         outcome = await self._json("POST", "/inference/v1/generate", "generate", json=body, headers=headers)
         if not isinstance(outcome, Ok):
             return outcome
-        try:
-            answer = msgspec.convert(outcome.value, _Answer)
-        except msgspec.ValidationError as error:
-            return Failed(f"/inference/v1/generate answered something else than a completion: {error}")
-        return answer.generation()
+        return generation_of(outcome.value)
 
     # ------------------------------------------------------------------ HTTP
 
@@ -290,7 +286,7 @@ class VllmHttpEngine:
         """Call a route whose answer is empty where it did what it should."""
         outcome = await self._bytes("POST", path, deadline)
         if isinstance(outcome, Ok) and outcome.value:
-            return Failed(f"{path} answered {_error_text(outcome.value)!r}, where it says nothing if it succeeds")
+            return Failed(f"{path} answered {error_text(outcome.value)!r}, where it says nothing if it succeeds")
         return Ok(None) if isinstance(outcome, Ok) else outcome
 
     async def _json(
@@ -344,7 +340,7 @@ class VllmHttpEngine:
             return Failed(f"{where} answered more than {_MAX_ANSWER_BYTES} bytes", response.status)
         if response.status < 300:
             return Ok(bytes(content))
-        message = f"{where} answered {response.status}: {_error_text(bytes(content))}"
+        message = f"{where} answered {response.status}: {error_text(bytes(content))}"
         if response.status >= 500 or response.status in _GAVE_UP:
             return Failed(message, response.status)
         return Refused(message, response.status)
@@ -352,65 +348,6 @@ class VllmHttpEngine:
 
 class _NothingListens(Refused, frozen=True):
     """The address itself refuses connections: proof that no server is there. A bad route or name proves nothing."""
-
-
-class _TokenLogprob(msgspec.Struct):
-    token_id: int
-    logprob: float
-
-
-class _Logprobs(msgspec.Struct):
-    content: list[_TokenLogprob] | None = None
-
-
-class _VersionSpan(msgspec.Struct):
-    version: str
-    start: int
-    end: int
-
-
-class _Choice(msgspec.Struct):
-    token_ids: list[int] | None
-    finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
-    weight_versions: list[_VersionSpan] | None = None
-
-
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens_details: _PromptDetails | None = None
-
-
-class _Answer(msgspec.Struct):
-    """The part of vLLM's generate response that rc reads."""
-
-    choices: list[_Choice]
-    usage: _Usage | None = None
-
-    def generation(self) -> Outcome[Generation]:
-        if len(self.choices) != 1:
-            return Failed(f"/inference/v1/generate answered {len(self.choices)} choices; rollouts have one (n=1)")
-        choice = self.choices[0]
-        token_ids = choice.token_ids or []
-        content = (choice.logprobs.content if choice.logprobs else None) or []
-        if [entry.token_id for entry in content] != token_ids:
-            wrong = "logprobs of other tokens than it sampled" if content else "no logprobs; rollouts need them"
-            return Failed(f"/inference/v1/generate gave {wrong}")
-        details = self.usage.prompt_tokens_details if self.usage else None
-        return Ok(
-            Generation(
-                token_ids=tuple(token_ids),
-                logprobs=tuple(entry.logprob for entry in content),
-                spans=tuple(
-                    Span(label=span.version, start=span.start, end=span.end) for span in choice.weight_versions or ()
-                ),
-                finish_reason=choice.finish_reason,
-                cached_tokens=details.cached_tokens if details else None,
-            )
-        )
 
 
 def _is_server_url(url: str) -> bool:
@@ -428,15 +365,3 @@ def _words(outcome: Outcome[Any]) -> str:
 def _field(outcome: Outcome[Any], name: str, kind: type) -> Any:
     value = outcome.value.get(name) if isinstance(outcome, Ok) and isinstance(outcome.value, dict) else None
     return value if isinstance(value, kind) else None
-
-
-def _error_text(content: bytes) -> str:
-    """The message inside an error body of vLLM or FastAPI, or the body's beginning."""
-    try:
-        body = msgspec.json.decode(content)
-    except msgspec.DecodeError:
-        return content[:300].decode(errors="replace")
-    match body:
-        case {"error": {"message": str(message)}} | {"error": str(message)} | {"detail": str(message)}:
-            return message
-    return content[:300].decode(errors="replace")
